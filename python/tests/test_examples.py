@@ -19,6 +19,7 @@ EXAMPLES = ROOT / "examples"
 NEEDS_TORCH = {
     "bring_a_model",
     "commit_and_resume",
+    "convert_model",
     "look_ahead",
     "pack_graph_features",
     "train_at_a_server",
@@ -47,6 +48,10 @@ SAYS = {
     "commit_and_resume": (
         r"\[\(20, .*\), \(30, .*\)\]\nbegan behind step 0\n"
         r"\[\(40, .*\), \(50, .*\)\]\nbegan behind step 30\n"
+    ),
+    "convert_model": (
+        r"\{'items': Embedding\(20000000, 32, name='items', optimizer='rowwise_adagrad'\)\}\n"
+        r"6[34]\d rows were trained, and none of the others was ever written\n"
     ),
     "follow_a_log": (
         r"3 records, commit at step 3\nrow 0 is 0\.5\n"
