@@ -138,6 +138,15 @@ def test_rows_that_were_filled_with_a_value_have_it(store: embedrock.Store) -> N
     assert table.get(np.arange(10))[:, 0].tolist() == [2, 2, 2, 4, 2, 2, 2, 8, 8, 2]
 
 
+def test_a_row_is_not_the_whole_of_a_small_table(store: embedrock.Store) -> None:
+    with nn.deferred():
+        model = torch.nn.Sequential(torch.nn.Embedding(3, DIM))
+        INIT.ones_(model[0].weight)
+        INIT.zeros_(model[0].weight[1])
+    nn.convert(model, store)
+    assert model(torch.arange(3))[:, 0].tolist() == [1, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("fill", "is_zero"),
     [

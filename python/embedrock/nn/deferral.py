@@ -76,8 +76,7 @@ class DeferredWeight:
             return
         rows = _rows_of(written, self.dim)
         made = _initializer(operation, given)
-        most = max(2 * self.dim, self.rows * self.dim // 100)
-        if self.rows * self.dim - written.numel() > most:
+        if not self._is_nearly_whole(written.numel()):
             if made is None or "constant" not in made or rows is None:
                 self.unclear = f"{operation} of {written.numel():,} of its values"
             else:
@@ -98,6 +97,12 @@ class DeferredWeight:
             (first, last, value * factor + shift if begin <= first and last <= end else value)
             for first, last, value in self.parts
         ]
+
+    def _is_nearly_whole(self, written: int) -> bool:
+        """Whether so many values are all but a few rows, such as those of padding."""
+        size = self.rows * self.dim
+        missed = size - written
+        return 100 * missed <= size or (missed <= 2 * self.dim and 5 * missed <= size)
 
 
 class _Active(threading.local):
