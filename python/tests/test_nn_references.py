@@ -46,7 +46,8 @@ class Model(torch.nn.Module):  # type: ignore[misc]
 @pytest.fixture
 def model(store: embedrock.Store) -> Any:
     made = Model(store)
-    made.one.table.put(np.arange(50), np.random.default_rng(1).normal(size=(50, DIM)))
+    rows = np.random.default_rng(1).normal(size=(50, DIM)).astype(np.float32)
+    made.one.table.put(np.arange(50), rows)
     return made
 
 
@@ -141,11 +142,9 @@ def test_a_store_that_is_gone_or_another_is_named(tmp_path: Path) -> None:
 
 
 def test_a_table_that_no_commit_has_is_refused(tmp_path: Path) -> None:
-    store = embedrock.open(tmp_path / "s", "1MiB")
-    store.commit(1)
-    saved = pickled(nn.Embedding(50, DIM, store=store, name="one"))
-    with pytest.warns(embedrock.errors.UncommittedWarning):
-        store.close()
+    with embedrock.open(tmp_path / "s", "1MiB") as store:
+        store.commit(1)
+        saved = pickled(nn.Embedding(50, DIM, store=store, name="one"))
     with pytest.raises(NotFoundError, match=r"'one' .*last commit does not have; commit before"):
         pickle.loads(saved)
 
