@@ -122,6 +122,13 @@ def test_select_chooses_by_path_and_module(store: embedrock.Store) -> None:
     assert type(model.users) is torch.nn.Embedding
 
 
+def test_a_model_without_modules_to_replace_stays(store: embedrock.Store) -> None:
+    assert nn.convert(torch.nn.Linear(2, 1), store) == {}
+    model = Model()
+    assert nn.convert(model, store) != {}
+    assert nn.convert(model, store) == {}
+
+
 def test_padding_rows_of_a_weight_stay_as_they_are(store: embedrock.Store) -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(ROWS, DIM, padding_idx=2))
     torch.nn.init.ones_(model[0].weight)  # and so libraries do

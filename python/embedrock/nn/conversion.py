@@ -98,7 +98,8 @@ def convert(
         load: Whether rows of weights are written to tables. False leaves existing tables as they
             are, and new ones at ``normal(0, 1)``.
 
-    Returns the new modules by their path, ``{"embeddings.user": Embedding(...)}``.
+    Returns the new modules by their path, ``{"embeddings.user": Embedding(...)}``; none where there
+    is nothing to replace, as in a model that was converted before.
 
     Errors: ``UnsupportedError`` for what has no equal in a table: ``max_norm``, a ``forward`` of a
     subclass, hooks, parametrizations, other dtypes, and initializations that cannot be carried
@@ -254,13 +255,14 @@ def _refuse_unequal(path: str, module: Any) -> None:
 
 def _refuse_unclear(named: str, weight: Any, known: DeferredWeight) -> None:
     """Errors: ``UnsupportedError`` for an initialization that a table cannot have."""
+    unclear = known.unclear
     if not known.is_of(weight):
-        known.unclear = "another tensor that its data was set to"
+        unclear = "another tensor that its data was set to"
     elif known.was_changed(weight):
-        known.unclear = "something behind the block of deferred()"
-    if known.unclear is not None:
+        unclear = "something behind the block of deferred()"
+    if unclear is not None:
         raise UnsupportedError(
-            f"{named} is filled by {known.unclear}, which cannot be carried over to a table that "
+            f"{named} is filled by {unclear}, which cannot be carried over to a table that "
             f"is not in memory; end the block of deferred() with a normal, uniform or constant "
             f"fill of the whole weight, as torch.nn.init.normal_(module.weight, std=0.01) is, or "
             f"build it in memory"
@@ -274,8 +276,9 @@ def _take_weights(model: nn.Module, places: dict[str, nn.Module], prefix: str) -
     """
     weights: dict[int, _Weight] = {}
     references: list[weakref.ref[Any]] = []
+    parameter: Any = None
     for path, module in _first(places).items():
-        parameter: Any = module._parameters["weight"]
+        parameter = module._parameters["weight"]
         weight = weights.get(id(parameter))
         if weight is None:
             weight = weights[id(parameter)] = _Weight(
@@ -287,11 +290,15 @@ def _take_weights(model: nn.Module, places: dict[str, nn.Module], prefix: str) -
             references.append(weakref.ref(parameter))
         weight.modules[path] = module
     taken = list(weights.values())
-    for weight in taken:
-        for module in weight.modules.values():
-            module._parameters["weight"] = None
-    del parameter  # the last name for one of them
-    gc.collect()
+    parameter = None  # the last name for one of them
+    try:
+        for weight in taken:
+            for module in weight.modules.values():
+                module._parameters["weight"] = None
+        gc.collect()
+    except BaseException:  # Ctrl-C
+        _give_back(taken)
+        raise
     held = [(weight, ref()) for weight, ref in zip(taken, references, strict=True)]
     if all(parameter is None for _, parameter in held):
         return taken
