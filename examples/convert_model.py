@@ -10,9 +10,9 @@ class Ranker(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.items = torch.nn.Embedding(20_000_000, 32)  # 2.4 GiB
-        self.hours = torch.nn.Embedding(24, 32)
-        self.score = torch.nn.Linear(32, 1)
+        self.items = torch.nn.Embedding(10_000_000, 64)  # 2.4 GiB
+        self.hours = torch.nn.Embedding(24, 64)
+        self.score = torch.nn.Linear(64, 1)
         torch.nn.init.normal_(self.items.weight, std=0.01)
 
     def forward(self, items, hours):
@@ -31,7 +31,7 @@ optimizer = embedrock.optim.Together(
     embedrock.optim.RowWiseAdagrad(model, lr=0.05),
 )
 for _ in range(10):
-    items, hours = torch.randint(0, 20_000_000, (64,)), torch.randint(0, 24, (64,))
+    items, hours = torch.randint(0, 10_000_000, (64,)), torch.randint(0, 24, (64,))
     loss = (model(items, hours) - 1).square().mean()
     loss.backward()
     optimizer.step()

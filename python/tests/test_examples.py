@@ -50,7 +50,7 @@ SAYS = {
         r"\[\(40, .*\), \(50, .*\)\]\nbegan behind step 30\n"
     ),
     "convert_model": (
-        r"\{'items': Embedding\(20000000, 32, name='items', optimizer='rowwise_adagrad'\)\}\n"
+        r"\{'items': Embedding\(10000000, 64, name='items', optimizer='rowwise_adagrad'\)\}\n"
         r"6[34]\d rows were trained, and none of the others was ever written\n"
     ),
     "follow_a_log": (
