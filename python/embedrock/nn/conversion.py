@@ -295,7 +295,8 @@ def _take_weights(model: nn.Module, places: dict[str, nn.Module], prefix: str) -
         for weight in taken:
             for module in weight.modules.values():
                 module._parameters["weight"] = None
-        gc.collect()
+        if any(ref() is not None for ref in references):
+            gc.collect()  # what only a circle of forgotten objects holds
     except BaseException:  # Ctrl-C
         _give_back(taken)
         raise
