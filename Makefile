@@ -10,6 +10,7 @@ PYTHON ?= python3
 VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
+ADAPTERS := $(CURDIR)/.cache/adapters
 # The look-ahead window's threads have what time others leave: its tests run alone.
 AHEAD := $(wildcard python/tests/test_*lookahead*.py) $(addprefix python/tests/,\
 	test_announcing.py test_pipeline.py test_prefetch.py test_store_window.py)
@@ -26,7 +27,7 @@ export CARGO_INCREMENTAL ?= 0
 export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(BIN)/python
 
-.PHONY: help setup demo docs pages test contests built-tests check check-rust check-python tsan \
+.PHONY: help setup demo docs pages test contests adapters built-tests check check-rust check-python tsan \
 	torture planted bench peers wheel format lock clean
 
 help: ## List these targets
@@ -61,6 +62,9 @@ test: ## Run the checks, build the site, run the tests: Rust, Python, documented
 
 contests: setup ## Run the tests of the benchmarks that train: ten minutes
 	$(BIN)/python -m pytest $(LONG)
+
+adapters: setup $(ADAPTERS)/.installed ## Run the tests beside the libraries that Embedrock adapts to
+	PYTHONPATH=python $(ADAPTERS)/bin/python -m pytest python/tests/adapters
 
 built-tests: $(STAMPS)/uv
 	$(RUST_TESTS) --no-run
@@ -126,12 +130,18 @@ format: setup ## Format Rust and Python sources
 	$(BIN)/ruff check --fix-only --quiet
 	$(BIN)/ruff format
 
+# The others bring frameworks, which only `make adapters` installs.
+DEV_EXTRAS := arrow kafka parquet plots torch zstd
+
 lock: $(STAMPS)/uv ## Resolve the dependencies anew and write the locked lists
 	echo uv | $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 \
 		--generate-hashes --no-header --output-file requirements/uv.txt -
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 \
-		--generate-hashes --no-header --all-extras --group dev \
+		--generate-hashes --no-header $(DEV_EXTRAS:%=--extra %) --group dev \
 		--output-file requirements/dev.txt pyproject.toml
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 \
+		--generate-hashes --no-header --all-extras --group dev --group adapters \
+		--constraint requirements/dev.txt --output-file requirements/adapters.txt pyproject.toml
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 \
 		--generate-hashes --no-header --group docs --constraint requirements/dev.txt \
 		--output-file requirements/docs.txt
@@ -156,6 +166,11 @@ $(STAMPS)/dependencies: requirements/dev.txt $(STAMPS)/uv
 
 $(STAMPS)/docs: requirements/docs.txt $(STAMPS)/dependencies
 	$(BIN)/uv pip install --compile-bytecode --require-hashes -r $<
+	@touch $@
+
+$(ADAPTERS)/.installed: requirements/adapters.txt $(STAMPS)/uv
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(ADAPTERS)
+	$(BIN)/uv pip install --python $(ADAPTERS)/bin/python --require-hashes -r $<
 	@touch $@
 
 $(STAMPS)/wheel: requirements/wheel.txt $(STAMPS)/uv

@@ -20,6 +20,7 @@ EXAMPLES = ROOT / "examples"
 NEEDS_TORCH = {
     "bring_a_model",
     "commit_and_resume",
+    "convert_model",
     "look_ahead",
     "pack_graph_features",
     "restore_best",
@@ -53,6 +54,10 @@ SAYS = {
     "commit_and_resume": (
         r"\[\(20, .*\), \(30, .*\)\]\nbegan behind step 0\n"
         r"\[\(40, .*\), \(50, .*\)\]\nbegan behind step 30\n"
+    ),
+    "convert_model": (
+        r"\{'items': Embedding\(10000000, 64, name='items', optimizer='rowwise_adagrad'\)\}\n"
+        r"6[34]\d rows were trained, and none of the others was ever written\n"
     ),
     "follow_a_log": (
         r"3 records, commit at step 3\nrow 0 is 0\.5\n"

@@ -251,6 +251,19 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         ),
         lambda w: {"name": "new f", "embedding_dim": 4},
     ),
+    "nn.convert": (
+        lambda w: nn.convert,
+        lambda w: {
+            "model": torch.nn.Sequential(torch.nn.Embedding(50, 4)),
+            "store": w.store,
+            "prefix": f"converted {next(w.numbers)} ",
+        },
+    ),
+    "nn.deferred": (
+        lambda w: lambda min_rows: entered(nn.deferred(min_rows)),
+        lambda w: {"min_rows": 1},
+    ),
+    "nn.by_reference": (lambda w: nn.by_reference, lambda w: {}),
     "nn.loading_dense_only": (lambda w: nn.loading_dense_only, lambda w: {}),
     "nn.dense_parameters": (lambda w: nn.dense_parameters, lambda w: {"model": w.model}),
     "nn.read_together": (
@@ -348,6 +361,11 @@ def follower(world: World) -> follow.Follower:
     return follow.Follower(world.store, follow.LogReader(log_of(world)), start="begin")
 
 
+def entered(context: Any) -> None:
+    with context:
+        pass
+
+
 def bag_arguments() -> Arguments:
     return {
         "input": torch.tensor([1, 2]),
@@ -367,7 +385,7 @@ def recorded(world: World) -> Recording:
     return recording
 
 
-CALLED = ("progress", "function", "keys_of", "closure", "stop", "on_bad")
+CALLED = ("progress", "function", "keys_of", "closure", "stop", "on_bad", "select")
 """Parameters whose own errors reach the caller as they are."""
 
 # What stands for parameters without a fixed name.

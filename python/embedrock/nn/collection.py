@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -141,6 +141,11 @@ class EmbeddingBagCollection(RowsModule):
             table = self._add_table(f"rows{i}", arguments)
             padding = open_padding_row(table, config.padding_idx)
             self._lookups.append((f"rows{i}", config, padding))
+
+    def _arguments(self) -> dict[str, Any]:
+        names = ("include_last_offset", "concatenate", "device", "output_dtype")
+        made = {name: getattr(self, name) for name in names}
+        return {"tables": [config for _, config, _ in self._lookups], **made}
 
     @property
     def feature_names(self) -> list[str]:

@@ -44,6 +44,10 @@ class _OneTable(RowsModule):
         self.embedding_dim = wanted.embedding_dim
         self.padding_idx = open_padding_row(self.table, padding_idx)
 
+    def _arguments(self) -> dict[str, Any]:
+        names = ("num_embeddings", "embedding_dim", "padding_idx", "device", "output_dtype")
+        return {"name": self.table.name, **{name: getattr(self, name) for name in names}}
+
     def _ask(self, ids: Tensor) -> Ask:
         self._refuse_graph()
         (flat,) = host_ids({"input": ids})
@@ -151,6 +155,9 @@ class Embedding(_OneTable):
         super().__init__(store, wanted, padding_idx, device, output_dtype)
         self.scale_grad_by_freq = scale
 
+    def _arguments(self) -> dict[str, Any]:
+        return {**super()._arguments(), "scale_grad_by_freq": self.scale_grad_by_freq}
+
     def keys_of(self, input: Tensor) -> dict[RowTable, npt.NDArray[np.int64]]:
         """The keys that a forward with these ids reads, ``(N,)`` by table, for look-ahead."""
         return {self.table: host_ids({"input": input})[0]}
@@ -242,6 +249,10 @@ class EmbeddingBag(_OneTable):
         self.mode = mode
         self.include_last_offset = last
         self.scale_grad_by_freq = scale
+
+    def _arguments(self) -> dict[str, Any]:
+        names = ("scale_grad_by_freq", "mode", "include_last_offset")
+        return {**super()._arguments(), **{name: getattr(self, name) for name in names}}
 
     def keys_of(
         self,
