@@ -21,6 +21,7 @@ NEEDS_TORCH = {
     "commit_and_resume",
     "look_ahead",
     "pack_graph_features",
+    "recommend_items",
     "train_at_a_server",
     "workers",
 }
@@ -75,6 +76,10 @@ SAYS = {
     "persistent_memory": (
         r"refused: table 'users' has 1000 rows in a region for 1000\nroom for 10000 rows\n"
         r"1000 rows, the changed ones too: True\n2 hot keys are where look-ups begin\n"
+    ),
+    "recommend_items": (
+        r"(epoch \d+: loss \d+\.\d+\n){3}"
+        r"Recall@20 0\.[89]\d+ of 1,000 users, 500 items ranked\n"
     ),
     "restore_best": (
         r"refused: call store\.go_back\(1\) first\n<All keys matched successfully> at step 1\n"

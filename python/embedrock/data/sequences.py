@@ -56,7 +56,9 @@ class Histories:
         sizes = self.sizes[samples]
         ends = np.cumsum(sizes)
         total = int(ends[-1]) if len(ends) else 0
-        return np.arange(total) + np.repeat(self.starts[samples] - (ends - sizes), sizes)
+        places: NDArray[np.int64] = np.arange(total)
+        places += np.repeat(self.starts[samples] - (ends - sizes), sizes)
+        return places
 
     def used(self, samples: int) -> NDArray[np.bool_]:
         """(E,) which events the histories of the first samples hold."""
@@ -64,7 +66,8 @@ class Histories:
         starts, ends = self.starts[:samples], self.starts[:samples] + self.sizes[:samples]
         np.add.at(change, starts, 1)
         np.add.at(change, ends, -1)
-        return np.cumsum(change)[:-1] > 0
+        used: NDArray[np.bool_] = np.cumsum(change)[:-1] > 0
+        return used
 
 
 class SequenceDataset:
@@ -73,8 +76,6 @@ class SequenceDataset:
     Its features are the columns, of which one is the item, then the histories and what stands
     beside them; it lies in memory.
     """
-
-    targets = ("click",)
 
     def __init__(
         self,
@@ -89,6 +90,7 @@ class SequenceDataset:
     ) -> None:
         """Counts the keys of the training part by table."""
         self.name = name
+        self.targets: tuple[str, ...] = ("click",)
         self.columns = columns
         self.histories = histories
         self.dense = dense
@@ -141,10 +143,11 @@ def rated_dataset(
     clicked = r.rating >= CLICK_FROM_RATING
     by_user = np.argsort(r.user, kind="stable")
     events = by_user[clicked[by_user]]  # places of clicks, by user and then by time
-    before = np.cumsum(clicked[by_user]) - clicked[by_user]
+    before: NDArray[np.int64] = np.cumsum(clicked[by_user]) - clicked[by_user]
     new = np.concatenate([[True], r.user[by_user][1:] != r.user[by_user][:-1]])
     first = np.maximum.accumulate(np.where(new, before, 0))  # of the user's events
-    starts, sizes = np.empty_like(before), np.empty_like(before)
+    starts = np.empty(len(before), np.int64)
+    sizes = np.empty(len(before), np.int64)
     sizes[by_user] = np.minimum(before - first, max_history)
     starts[by_user] = before
     starts -= sizes

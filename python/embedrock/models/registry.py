@@ -209,7 +209,7 @@ def described(kind: Kind) -> str:
 
 def _meaning(one: Any) -> str:
     choices = " or ".join(one.metadata["choices"])
-    return one.metadata["said"] + (f": {choices}" if choices else "")
+    return f"{one.metadata['said']}: {choices}" if choices else str(one.metadata["said"])
 
 
 def _text(value: Any) -> str:

@@ -39,6 +39,8 @@ from embedrock.nn.bond import loading_dense_only
 from embedrock.nn.collection import EmbeddingBagCollection, EmbeddingBagConfig, Jagged
 from embedrock.nn.embedding import Embedding, EmbeddingBag
 from embedrock.nn.module import RowsModule, dense_parameters, rows_modules
+from embedrock.nn.ranking import TopK
+from embedrock.nn.sampled import sampled_logits, tied
 from embedrock.nn.together import ReadTogether, read_together
 
 __all__ = [
@@ -49,8 +51,11 @@ __all__ = [
     "Jagged",
     "ReadTogether",
     "RowsModule",
+    "TopK",
     "dense_parameters",
     "loading_dense_only",
     "read_together",
     "rows_modules",
+    "sampled_logits",
+    "tied",
 ]

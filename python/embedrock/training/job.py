@@ -368,7 +368,7 @@ def _open_data(
 ) -> tuple[Dataset, Scan | None, int]:
     """The data set, for streamed files what a pass over the file found, and how many malformed
     lines were skipped."""
-    kept = {"holdout": options.holdout, "seed": options.seed}
+    holdout, seed = options.holdout, options.seed
     model = options.recipe.kind
     if options.format == "movielens":
         with Task(sink, "reading ratings"):
@@ -377,9 +377,12 @@ def _open_data(
         _tell_skipped(bad.count, bad.first)
         if model.sequences:
             most = options.recipe.model_options["max_history"]
-            return sequences.rated_dataset(ratings, max_history=most, **kept), None, bad.count
+            rated = sequences.rated_dataset(ratings, max_history=most, holdout=holdout, seed=seed)
+            return rated, None, bad.count
         several = model.several_targets
-        dataset = crosses.click_dataset(ratings, several_targets=several, **kept)
+        dataset = crosses.click_dataset(
+            ratings, several_targets=several, holdout=holdout, seed=seed
+        )
         return dataset, None, bad.count
     if options.format == "sessions":
         with Task(sink, "reading sessions"):
@@ -392,7 +395,10 @@ def _open_data(
             count = found_sessions.too_short
             print(f"{count} sessions of one item are left out: none follows it", file=sys.stderr)
         most = options.recipe.model_options["max_history"]
-        return sequences.session_dataset(found_sessions, max_history=most, **kept), None, bad.count
+        two_each = sequences.session_dataset(
+            found_sessions, max_history=most, holdout=holdout, seed=seed
+        )
+        return two_each, None, bad.count
     kind = streamed_format(options.format, options.data, options.columns)
     if found is None:
         with Task(sink, "scanning data", _plain_bytes(options.data)) as task:
