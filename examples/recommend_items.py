@@ -24,9 +24,9 @@ def read(path):
 
 
 def make():
-    """Users who like one of 25 kinds of items: twelve to learn from, and four to be found."""
+    """Users who like one of 20 kinds of items: twelve to learn from, and four to be found."""
     random = np.random.default_rng(0)
-    liked = [random.permutation(20)[:16] * 25 + user % 25 for user in range(1000)]
+    liked = [random.permutation(30)[:16] * 20 + user % 20 for user in range(1000)]
     return dict(enumerate(i[:12] for i in liked)), dict(enumerate(i[12:] for i in liked))
 
 

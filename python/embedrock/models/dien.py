@@ -6,8 +6,8 @@ GRU whose update gate has these weights (AUGRU) makes the final one, which goes 
 other vectors.
 
 Source: Zhou et al., "Deep Interest Evolution Network for Click-Through Rate Prediction", AAAI 2019:
-equations (2) to (7) and (9), the auxiliary loss by inner products, and AUGRU. The items of a
-history are their ids: there are no categories beside them.
+equations (2) to (7) and (9), the auxiliary loss by inner products, as a mean over all steps, and
+AUGRU. The items of a history are their ids: there are no categories beside them.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def topk(module: OneTable, queries: Tensor, k: Any, exclude: Any, ids: Any, bloc
     excluded = _excluded(exclude, len(vectors))
     best = [
         TopK(part.new_empty(len(part), 0), torch.empty(len(part), 0, dtype=torch.int64))
-        for part in _parts(vectors, min(most, BLOCK))
+        for part in _parts(vectors, most)
     ]
     blocks = _blocks(module, most) if ids is None else _chosen(module, ids, most)
     for found, rows in blocks:
@@ -112,7 +112,7 @@ def topk(module: OneTable, queries: Tensor, k: Any, exclude: Any, ids: Any, bloc
             continue
         queried, columns = (None, None) if excluded is None else excluded.of_block(keys)
         there, first = torch.from_numpy(keys), 0
-        for place, part in enumerate(_parts(vectors, min(most, BLOCK))):
+        for place, part in enumerate(_parts(vectors, most)):
             scored = part @ rows.T
             if queried is not None and columns is not None:
                 inside = (queried >= first) & (queried < first + len(part))

@@ -282,7 +282,7 @@ class TrainOptions:
             if name in (*_FIXED, *_CHANGEABLE) and name not in self.given
         }
         recipe = replace(self.recipe, **kept)
-        if "model_options" in kept and "model" not in self.given:
+        if "model_options" in kept and recipe.model == stored.get("model"):
             recipe = replace(recipe, model_options=recipe.kind.checked(kept["model_options"]))
         options = replace(self, recipe=recipe)
         kept_bound = stored.get("staleness_bound", 0)
