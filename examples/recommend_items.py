@@ -13,7 +13,7 @@ import torch
 
 import embedrock
 
-DIM, BATCH, BEST, SMALL = 64, 4096, 20, 0.02
+DIM, BATCH, DRAWN, BEST, SMALL = 64, 4096, 256, 20, 0.02
 
 
 def read(path):
@@ -49,12 +49,12 @@ optimizer = embedrock.optim.Adagrad(model, lr=0.1)
 for epoch in range(1, epochs + 1):
     total = 0.0
     for places in torch.randperm(len(who)).split(BATCH):
-        drawn = torch.randint(num_items, places.shape)
+        drawn = torch.randint(num_items, (DRAWN,))  # the same for all users of a batch
         of_user = users(who[places])
-        clicked, other = items(torch.cat([what[places], drawn])).chunk(2)
-        margin = (of_user * (clicked - other)).sum(dim=1)
+        clicked, other = items(torch.cat([what[places], drawn])).split([len(places), DRAWN])
+        margins = (of_user * clicked).sum(dim=1, keepdim=True) - of_user @ other.T
         sizes = sum(rows.square().sum() for rows in (of_user, clicked, other))
-        loss = -torch.nn.functional.logsigmoid(margin).sum() + SMALL * sizes
+        loss = -torch.nn.functional.logsigmoid(margins).mean(dim=1).sum() + SMALL * sizes
         loss.backward()
         optimizer.step()
         total += loss.item()
