@@ -13,7 +13,7 @@ import torch
 
 import embedrock
 
-DIM, BATCH, DRAWN, BEST, SMALL = 64, 4096, 256, 20, 0.02
+DIM, BATCH, DRAWN, BEST, SMALL = 64, 4096, 256, 20, 0.005
 
 
 def read(path):

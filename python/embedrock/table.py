@@ -495,18 +495,21 @@ class Table:
 
         Rows that were never written, or were deleted, are left out: training has not touched them.
         With ``unwritten=True`` those of a dense table follow behind the others, as ``get`` reads
-        them, so that every id comes once. ``Embedding.topk`` ranks these same rows.
+        them, so that every id comes once; the written ones then come in the order of storage, each
+        page being read once. ``Embedding.topk`` ranks these same rows.
 
         Shapes: yields ``keys (B,) int64, values (B, embedding_dim) float32`` and, with
         ``state=True``, ``state (B, state_words) float32``; ``B`` is at most ``batch_size``. Keys of
         2**63 and above appear negative; ``keys.view(np.uint64)`` turns them back.
 
         Errors: ``MisuseError`` when the table was written to since the iteration began, and for
-        ``unwritten`` rows of a growing table, which are without end.
+        ``unwritten`` rows of a growing table, which are without end; ``FullError`` where changed
+        rows have no room on the disk.
 
-        Blocking: reads the table once, page after page; changed rows of a growing table are written
-        to the disk first, without a commit. Until the iteration of a growing table ends, or its
-        iterator is gone, disk that other tables' updates release is not used again.
+        Blocking: reads the table, page after page. Changed rows of a growing table, and with
+        ``unwritten=True`` of any, are written to the disk first, without a commit; until such an
+        iteration ends, or its iterator is gone, disk that other tables' updates release is not used
+        again.
 
         >>> table.put([3], np.ones((1, 4), np.float32))
         >>> for keys, values in table.items():
@@ -521,7 +524,7 @@ class Table:
             )
         self._store._listeners.before()
         # The arrays of a batch hold no more than there is.
-        scan = self._store._core.scan(self._handle)
+        scan = self._store._core.scan(self._handle, stored=unwritten)
         written = self._batches(scan, min(most, max(len(self), 1)), state)
         return self._with_unwritten(written, most, state) if unwritten else written
 

@@ -176,6 +176,20 @@ def test_queries_are_taken_in_parts(
     assert module.topk(vectors[:0], 10).ids.shape == (0, 10)
 
 
+def test_the_disk_is_read_once_for_all_queries(tmp_path: Path) -> None:
+    rows, dim, random = 20_000, 32, np.random.default_rng(0)
+    with embedrock.open(tmp_path / "store", "1MiB", io="pread", page_bytes=4096) as store:
+        module = nn.Embedding(rows, dim, store=store, name="items", optimizer="sgd")
+        for ids in random.permutation(rows).reshape(20, -1):
+            module.table.put(ids, random.standard_normal((len(ids), dim)).astype(np.float32))
+            store.commit((store.step or 0) + 1)
+        before = store.stats()["pages_read"]
+        found = module.topk(torch.randn(3000, dim), 5, block=500)
+        read = store.stats()["pages_read"] - before
+        assert 0.5 < read / (rows * module.table.row_bytes / 4096) < 1.1
+        assert found.ids.shape == (3000, 5)
+
+
 def test_a_table_at_a_server_is_ranked_where_its_ids_are_known(store: embedrock.Store) -> None:
     from embedrock import _core
 

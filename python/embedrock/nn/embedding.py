@@ -59,10 +59,10 @@ class _OneTable(RowsModule):
         Shapes: ``queries (Q, embedding_dim), ids (N,) -> (Q, N) float32``.
 
         Errors: ``MisuseError`` for queries of another shape or that are not finite, for a growing
-        table without ``ids``, and when the table is written to meanwhile.
+        table without ``ids``, and when the table is written to meanwhile; ``FullError`` where
+        changed rows have no room on the disk.
 
-        Blocking: reads the table once, in the order in which it is stored, in blocks; of a server's
-        dense table in the order of ids.
+        Blocking: as for :meth:`topk`; of a server's dense table, in the order of ids.
 
         >>> import torch
         >>> items = embedrock.nn.Embedding(1000, 4, store=store, name="items")
@@ -102,10 +102,11 @@ class _OneTable(RowsModule):
         fewer than k rows are left, the score is -inf and the id -1.
 
         Errors: ``MisuseError`` for queries of another shape or that are not finite, and when the
-        table is written to meanwhile; ``UnsupportedError`` for all rows of a growing table at a
-        server.
+        table is written to meanwhile; ``FullError`` where changed rows have no room on the disk;
+        ``UnsupportedError`` for all rows of a growing table at a server.
 
-        Blocking: reads the table once for all queries, in the order in which it is stored.
+        Blocking: reads the table once for all queries, in the order in which it is stored; rows
+        that have changed are written first, without a commit.
 
         >>> import torch
         >>> items = embedrock.nn.Embedding(1000, 4, store=store, name="items")
