@@ -186,7 +186,7 @@ def test_the_disk_is_read_once_for_all_queries(tmp_path: Path) -> None:
         before = store.stats()["pages_read"]
         found = module.topk(torch.randn(3000, dim), 5, block=500)
         read = store.stats()["pages_read"] - before
-        assert 0.5 < read / (rows * module.table.row_bytes / 4096) < 1.1
+        assert 0.5 < read / (rows * module.table.row_bytes / 4096) < 1.3
         assert found.ids.shape == (3000, 5)
 
 

@@ -1,9 +1,9 @@
 //! Scans: all written rows of a table, in batches, in bounded memory.
 //!
 //! Dense tables whose storage knows all their rows come in order of id, all others, and these where
-//! that is asked for, in order of storage, by a sweep. Rows that miss the cache do not displace others. Writing to the table ends
-//! its scans with an error; writing to others does not, but while a sweep is open, segments that
-//! are freed are not used again.
+//! that is asked for, in order of storage, by a sweep. Rows that miss the cache do not displace
+//! others. Writing to the table ends its scans with an error; writing to others does not, but while
+//! a sweep is open, segments that are freed are not used again.
 
 use crate::config::TableId;
 use crate::error::{Result, bail};
