@@ -215,6 +215,7 @@ def test_a_table_at_a_server_is_ranked_where_its_ids_are_known(store: embedrock.
         ({"queries": torch.zeros(3, 4, dtype=torch.int64)}, "expected a tensor .* of floats"),
         ({"queries": torch.full((3, 4), torch.nan)}, "queries hold NaN"),
         ({"k": 0}, "k is 0, expected 1 or more"),
+        ({"k": 2**63}, "k is .*, expected 1 to 1048576"),
         ({"block": 0}, "block is 0, expected 1 or more"),
         ({"exclude": [[1]]}, "exclude has 1 entries, expected 3"),
         ({"exclude": 7}, "exclude is 7, expected ids for each query"),

@@ -91,7 +91,7 @@ class _OneTable(RowsModule):
 
         Args:
             queries: One vector for each query, which is computed with as float32.
-            k: How many.
+            k: How many, 2**20 at most.
             exclude: Ids that a query leaves out, what its user knows already for example: a list
                 with ids or None for each query, a tensor ``(Q, N)``, or ``(ids, offsets (Q + 1,))``
                 as tensors. Ids that the table has not change nothing.

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from embedrock._arguments import shown, whole
+from embedrock._arguments import between, shown, whole
 from embedrock._arrays import as_keys
 from embedrock._distinct import distinct
 from embedrock._rows import RowStore, RowTable, here
@@ -29,6 +29,8 @@ BLOCK = 8192
 """Rows that are read at once."""
 _SCORES_MAX = 1 << 22
 """Scores that are held at once, for which queries are taken in parts: 16 MiB."""
+_K_MAX = 1 << 20
+"""The answer, and what is kept of each block, is that wide; whoever wants more wants ``scores``."""
 _ABSENT = -1
 
 Ids = npt.NDArray[np.int64]
@@ -99,7 +101,7 @@ def scores(module: OneTable, queries: Tensor, ids: Any) -> Tensor:
 def topk(module: OneTable, queries: Tensor, k: Any, exclude: Any, ids: Any, block: Any) -> TopK:
     """See ``Embedding.topk``."""
     vectors, most = _vectors(module, queries), whole("block", block, 1)
-    wanted = whole("k", k, 1)
+    wanted = int(between("k", whole("k", k, 1), 1, _K_MAX))
     excluded = _excluded(exclude, len(vectors))
     best = [
         TopK(part.new_empty(len(part), 0), torch.empty(len(part), 0, dtype=torch.int64))
