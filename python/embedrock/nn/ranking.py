@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from embedrock._arguments import between, shown, whole
+from embedrock._arguments import shown, whole
 from embedrock._arrays import as_keys
 from embedrock._distinct import distinct
 from embedrock._rows import RowStore, RowTable, here
@@ -101,7 +101,9 @@ def scores(module: OneTable, queries: Tensor, ids: Any) -> Tensor:
 def topk(module: OneTable, queries: Tensor, k: Any, exclude: Any, ids: Any, block: Any) -> TopK:
     """See ``Embedding.topk``."""
     vectors, most = _vectors(module, queries), whole("block", block, 1)
-    wanted = int(between("k", whole("k", k, 1), 1, _K_MAX))
+    wanted = whole("k", k, 1)
+    if wanted > _K_MAX:
+        raise MisuseError(f"k is {wanted}, expected 1 to {_K_MAX}; scores has all of them")
     excluded = _excluded(exclude, len(vectors))
     best = [
         TopK(part.new_empty(len(part), 0), torch.empty(len(part), 0, dtype=torch.int64))
