@@ -24,6 +24,7 @@ NEEDS_TORCH = {
     "look_ahead",
     "pack_graph_features",
     "restore_best",
+    "recommend_items",
     "train_at_a_server",
     "tutorial_read",
     "tutorial_service_pull",
@@ -86,6 +87,10 @@ SAYS = {
     "persistent_memory": (
         r"refused: table 'users' has 1000 rows in a region for 1000\nroom for 10000 rows\n"
         r"1000 rows, the changed ones too: True\n2 hot keys are where look-ups begin\n"
+    ),
+    "recommend_items": (
+        r"(epoch \d+: loss \d+\.\d+\n){3}"
+        r"Recall@20 (1\.0000|0\.9\d+) of 1,000 users, 600 items ranked\n"
     ),
     "restore_best": (
         r"refused: call store\.go_back\(1\) first\n<All keys matched successfully> at step 1\n"

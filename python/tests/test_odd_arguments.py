@@ -273,6 +273,32 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
     "nn.rows_modules": (lambda w: nn.rows_modules, lambda w: {"model": w.model}),
     "Embedding.forward": (lambda w: w.embedding, lambda w: {"input": torch.tensor([1])}),
     "Embedding.keys_of": (lambda w: w.embedding.keys_of, lambda w: {"input": torch.tensor([1])}),
+    "nn.sampled_logits": (
+        lambda w: nn.sampled_logits,
+        lambda w: {"module": w.embedding, "hidden": torch.zeros(2, 4), **sampled_arguments()},
+    ),
+    "nn.tied": (
+        lambda w: (
+            lambda module, inputs, targets, negatives, hidden: nn.tied(
+                module, inputs, targets, negatives
+            )[1](hidden)
+        ),
+        lambda w: {
+            "module": w.embedding,
+            "inputs": torch.tensor([1]),
+            "targets": torch.tensor([1, 2]),
+            "negatives": torch.tensor([3, 4, 5]),
+            "hidden": torch.zeros(2, 4),
+        },
+    ),
+    "Embedding.scores": (
+        lambda w: w.embedding.scores,
+        lambda w: {"queries": torch.zeros(2, 4), "ids": [1, 2]},
+    ),
+    "Embedding.topk": (
+        lambda w: w.embedding.topk,
+        lambda w: {"queries": torch.zeros(2, 4), "k": 3, "exclude": [[1], [2]], "ids": [1, 2]},
+    ),
     "EmbeddingBag.forward": (lambda w: w.bag, lambda w: bag_arguments()),
     "EmbeddingBag.keys_of": (lambda w: w.bag.keys_of, lambda w: bag_arguments()),
     "EmbeddingBagCollection.forward": (lambda w: w.bags, lambda w: features_arguments()),
@@ -372,6 +398,12 @@ def bag_arguments() -> Arguments:
         "offsets": torch.tensor([0]),
         "per_sample_weights": torch.ones(2),
     }
+
+
+def sampled_arguments() -> Arguments:
+    of_ids = torch.zeros(2), torch.zeros(3)
+    ids = {"targets": torch.tensor([1, 2]), "negatives": torch.tensor([3, 4, 5])}
+    return {**ids, "log_expected": of_ids, "mask_hits": True}
 
 
 def features_arguments() -> Arguments:
@@ -572,6 +604,7 @@ NOT_MADE_BY_CALLERS = {
     "Table",
     "nn.ReadTogether",
     "nn.RowsModule",
+    "nn.TopK",
     "nn.Jagged",
     "optim.RowOptimizer",
     "follow.Followed",

@@ -11,10 +11,10 @@ from typing import Any
 from embedrock.cli import output
 from embedrock.data.csv import Columns
 from embedrock.errors import MisuseError
+from embedrock.models.registry import MODELS, described
 from embedrock.training.options import FORMATS, OPTIMIZERS
 
 EXIT_INTERRUPTED = 130
-_MODELS = ("dlrm",)
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -33,7 +33,18 @@ def add(commands: Any) -> argparse.ArgumentParser:
             "--store clicks.store"
         ),
     )
-    command.add_argument("--model", choices=_MODELS, default="dlrm", help="the model (dlrm)")
+    command.add_argument(
+        "--model", choices=tuple(MODELS), help="the model (dlrm); docs/models.md has their papers"
+    )
+    command.add_argument(
+        "--model-option",
+        dest="model_options",
+        action="append",
+        type=_option,
+        metavar="NAME=VALUE",
+        help="an option of the model, more than once for several. "
+        + ". ".join(described(kind) for kind in MODELS.values()),
+    )
     command.add_argument(
         "--data",
         type=Path,
@@ -47,7 +58,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         required=True,
         help="criteo: lines of label, 13 integers, 26 hex tokens; avazu: the csv with a header of "
         "Kaggle's training set; movielens: ratings; csv: text of your own with a header, or "
-        "Parquet where pyarrow is installed, see below",
+        "Parquet where pyarrow is installed, see below; sessions: lines of session, tab, its items",
     )
     command.add_argument(
         "--store", type=Path, required=True, metavar="DIR", help="where tables are kept"
@@ -71,7 +82,13 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "Names as in the header, whose fields are separated by commas, tabs or semicolons. Other "
         "columns are left out.",
     )
-    columns.add_argument("--label", metavar="NAME", help="the column of clicks, 0 or 1")
+    columns.add_argument(
+        "--label",
+        type=output.names,
+        metavar="NAMES",
+        help="the column of clicks, 0 or 1; several, separated by commas, of a model with several "
+        "targets",
+    )
     columns.add_argument(
         "--categorical",
         type=output.names,
@@ -114,10 +131,16 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="what tables store values as; updates round stochastically (float32)",
     )
     training.add_argument(
-        "--bottom", type=output.layer_sizes, metavar="SIZES", help="hidden layers, as 512-256-64"
+        "--bottom",
+        type=output.layer_sizes,
+        metavar="SIZES",
+        help="hidden layers of dlrm for dense features, as 512-256-64",
     )
     training.add_argument(
-        "--top", type=output.layer_sizes, metavar="SIZES", help="hidden layers, as 512-256"
+        "--top",
+        type=output.layer_sizes,
+        metavar="SIZES",
+        help="hidden layers of dlrm above the products, as 512-256",
     )
     training.add_argument(
         "--holdout",
@@ -215,6 +238,14 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _option(text: str) -> tuple[str, str]:
+    """ "hidden=400-400" as a name and its value. For argparse's `type`."""
+    name, sign, value = text.partition("=")
+    if not (sign and name and value):
+        raise argparse.ArgumentTypeError(f"{text!r} is no option; example: hidden=400-400")
+    return name, value
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Trains, prints what came of it."""
     columns = _columns(arguments)
@@ -224,6 +255,8 @@ def run(arguments: argparse.Namespace) -> int:
     from embedrock.training.options import Recipe, TrainOptions
 
     given = {field.name: getattr(arguments, field.name) for field in fields(Recipe)}
+    if arguments.model_options is not None:
+        given["model_options"] = dict(arguments.model_options)
     recipe = Recipe.of_format(arguments.format, given)
     bound = arguments.staleness_bound or 0
     pipeline = arguments.pipeline
@@ -277,7 +310,8 @@ def _columns(arguments: argparse.Namespace) -> Columns | None:
                     f"--format csv needs {option}: for example --label click "
                     f"--categorical user,item --dense price"
                 )
-        return Columns(arguments.label, arguments.categorical, arguments.dense or ())
+        labels = arguments.label[0] if len(arguments.label) == 1 else arguments.label
+        return Columns(labels, arguments.categorical, arguments.dense or ())
     for option, names in given.items():
         if names is not None:
             raise MisuseError(
@@ -382,5 +416,8 @@ def _print(result: dict[str, Any]) -> None:
             f"AUC {result['auc']:.4f}, log loss {result['log_loss']:.4f} "
             f"on {result['test_samples']:,} held-out samples"
         )
+        if len(result["targets"]) > 1:
+            for name, found in result["targets"].items():
+                print(f"  {name}: AUC {found['auc']:.4f}, log loss {found['log_loss']:.4f}")
     else:
         print("nothing held out: no AUC (see --holdout)", file=sys.stderr)

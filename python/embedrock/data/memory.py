@@ -40,6 +40,14 @@ class Column:
         return Column(self.keys[wanted], kept_before[offsets])
 
 
+def epoch_order(samples: int, shuffle_seed: int | None, epoch: int) -> NDArray[np.int64]:
+    """The training samples in the order of an epoch; without a seed in their own."""
+    order = np.arange(samples)
+    if shuffle_seed is None:
+        return order
+    return np.random.default_rng([shuffle_seed, epoch]).permutation(order)
+
+
 class MemoryDataset:
     """Samples in time order, the last of them held out. See `Dataset`."""
 
@@ -53,9 +61,12 @@ class MemoryDataset:
         *,
         num_test: int,
         shuffle_seed: int | None = 0,
+        targets: tuple[str, ...] = ("click",),
     ) -> None:
-        """Counts the keys of the training part: samples before the last `num_test`."""
+        """Counts the keys of the training part: samples before the last `num_test`. Labels are
+        (N,), or (N, T) of T targets."""
         self.name = name
+        self.targets = targets
         self.columns = columns
         self.dense = dense
         self.labels = labels
@@ -85,9 +96,7 @@ class MemoryDataset:
 
     def train_batches(self, batch_size: int, start: Position) -> Iterator[Batch]:
         """See `Dataset`; the order depends on the shuffle seed and the epoch only."""
-        order = np.arange(self.num_train())
-        if self.shuffle_seed is not None:
-            order = np.random.default_rng([self.shuffle_seed, start.epoch]).permutation(order)
+        order = epoch_order(self.num_train(), self.shuffle_seed, start.epoch)
         for batch in range(start.batch, -(-len(order) // batch_size)):
             samples = order[batch * batch_size : (batch + 1) * batch_size]
             yield self._batch(samples, Position(start.epoch, batch + 1))
@@ -143,4 +152,5 @@ class MemoryDataset:
             self.labels,
             num_test=self.num_test,
             shuffle_seed=self.shuffle_seed,
+            targets=self.targets,
         )

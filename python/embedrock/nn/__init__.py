@@ -41,7 +41,9 @@ from embedrock.nn.conversion import convert
 from embedrock.nn.deferral import deferred
 from embedrock.nn.embedding import Embedding, EmbeddingBag
 from embedrock.nn.module import RowsModule, dense_parameters, rows_modules
+from embedrock.nn.ranking import TopK
 from embedrock.nn.references import by_reference
+from embedrock.nn.sampled import sampled_logits, tied
 from embedrock.nn.together import ReadTogether, read_together
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "Jagged",
     "ReadTogether",
     "RowsModule",
+    "TopK",
     "by_reference",
     "convert",
     "deferred",
@@ -59,4 +62,6 @@ __all__ = [
     "loading_dense_only",
     "read_together",
     "rows_modules",
+    "sampled_logits",
+    "tied",
 ]

@@ -136,7 +136,8 @@ class RowsModule(nn.Module):  # type: ignore[misc]
         if name == "weight":
             raise AttributeError(
                 f"{self._named()} has no weight in memory: read rows with .table.get(keys), write "
-                f"them with .table.put(keys, values), or use embedrock.weights"
+                f"them with .table.put(keys, values), rank them with topk of an Embedding, or use "
+                f"embedrock.weights (docs/models.md has what takes the place of a weight)"
             )
         return super().__getattr__(name)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import embedrock
 from embedrock.data import Batch, Dataset, Position
-from embedrock.models.dlrm import DLRM
+from embedrock.models.base import ClickModel
 from embedrock.training.options import Recipe, TrainOptions
 
 
@@ -42,7 +42,7 @@ class ReadAhead:
     they did can be asked for afterwards.
     """
 
-    def __init__(self, batches: Iterable[Batch], model: DLRM, options: TrainOptions) -> None:
+    def __init__(self, batches: Iterable[Batch], model: ClickModel, options: TrainOptions) -> None:
         """Draws and announces nothing before it is iterated."""
         keys_of = model.embeddings.keys_of
         self._batches = batches

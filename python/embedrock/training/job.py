@@ -22,7 +22,7 @@ import embedrock
 from embedrock import _core, initializers
 from embedrock.ahead.window import WINDOW_GROUP
 from embedrock.commits import PendingCommit
-from embedrock.data import Batch, DataError, Dataset, Position, crosses, movielens
+from embedrock.data import Batch, DataError, Dataset, Position, crosses, movielens, sequences
 from embedrock.data.formats import streamed_format
 from embedrock.data.streamed import Mark, Scan, StreamedDataset, scan
 from embedrock.data.text import Head
@@ -33,14 +33,14 @@ from embedrock.errors import (
     MisuseError,
     NotFoundError,
 )
-from embedrock.models.dlrm import DLRM, DLRMConfig
+from embedrock.models.base import ClickModel
 from embedrock.observe.step_report import StepReport
 from embedrock.report.progress import Sink, Task
 from embedrock.store import Store
 from embedrock.training.batches import ReadAhead, all_epochs
-from embedrock.training.embeddings import StoreEmbeddings
 from embedrock.training.history import History
 from embedrock.training.interrupt import Interrupt
+from embedrock.training.models import over_store
 from embedrock.training.options import Recipe, TrainOptions
 from embedrock.training.trainer import Trainer
 
@@ -77,7 +77,7 @@ class _Run:
     store: Store
     dataset: Dataset
     scan: Scan | None
-    model: DLRM
+    model: ClickModel
     trainer: Trainer
     position: Position
     step: int
@@ -231,6 +231,7 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
     if stored is not None:
         options = _continuing(stored, options)
     options.check_pipeline()
+    options.check_model()
     head = _check_data(stored, options)
     found = None if stored is None else _scan_from_meta(stored["scan"])
     dataset, found, bad_lines = _open_data(options, found, sink)
@@ -238,18 +239,8 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
         store = stack.enter_context(_open(options))
 
     recipe = options.recipe
-    embeddings = StoreEmbeddings(
-        store,
-        dataset.features,
-        recipe.embedding_dim,
-        optimizer=recipe.optimizer,
-        initializer=initializers.uniform(-_INITIAL, _INITIAL),
-        dtype=getattr(torch, recipe.dtype),
-    )
-    torch.manual_seed(options.seed)
-    sizes = (dataset.num_dense, len(dataset.features), recipe.embedding_dim)
-    config = DLRMConfig(*sizes, recipe.bottom, recipe.top)
-    model = DLRM(config, embeddings)
+    initializer = initializers.uniform(-_INITIAL, _INITIAL)
+    model = over_store(recipe, store, dataset, initializer=initializer, seed=options.seed)
     trainer = Trainer(
         model,
         [
@@ -278,7 +269,7 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
     )
 
 
-def _table_optimizer(model: DLRM, recipe: Recipe) -> embedrock.optim.RowOptimizer:
+def _table_optimizer(model: ClickModel, recipe: Recipe) -> embedrock.optim.RowOptimizer:
     if recipe.optimizer == "sgd":
         return embedrock.optim.SGD(model, lr=recipe.lr)
     return _WITH_EPS[recipe.optimizer](model, lr=recipe.lr, eps=recipe.eps)
@@ -336,7 +327,8 @@ def _continuing(stored: dict[str, Any], options: TrainOptions) -> TrainOptions:
     """The options with which a stored run goes on: its own, except for what was asked for."""
     changeable = stored.get("changeable", {})  # older stores do not have it
     # Older stores do not name these.
-    settings = {"dtype": "float32", "optimizer": "adagrad", **stored["settings"]}
+    unnamed = {"dtype": "float32", "optimizer": "adagrad", "model": "dlrm", "model_options": {}}
+    settings = {**unnamed, **stored["settings"]}
     options = options.continuing({**settings, **changeable})
     for name, value in options.fixed().items():
         if settings.get(name) != value:
@@ -376,13 +368,37 @@ def _open_data(
 ) -> tuple[Dataset, Scan | None, int]:
     """The data set, for streamed files what a pass over the file found, and how many malformed
     lines were skipped."""
+    holdout, seed = options.holdout, options.seed
+    model = options.recipe.kind
     if options.format == "movielens":
         with Task(sink, "reading ratings"):
             ratings = movielens.read(options.data, skip_bad_lines=options.skip_bad_lines)
         bad = ratings.bad_lines
         _tell_skipped(bad.count, bad.first)
-        dataset = crosses.click_dataset(ratings, holdout=options.holdout, seed=options.seed)
+        if model.sequences:
+            most = options.recipe.model_options["max_history"]
+            rated = sequences.rated_dataset(ratings, max_history=most, holdout=holdout, seed=seed)
+            return rated, None, bad.count
+        several = model.several_targets
+        dataset = crosses.click_dataset(
+            ratings, several_targets=several, holdout=holdout, seed=seed
+        )
         return dataset, None, bad.count
+    if options.format == "sessions":
+        with Task(sink, "reading sessions"):
+            found_sessions = sequences.read_sessions(
+                options.data, skip_bad_lines=options.skip_bad_lines
+            )
+        bad = found_sessions.bad_lines
+        _tell_skipped(bad.count, bad.first)
+        if found_sessions.too_short:
+            count = found_sessions.too_short
+            print(f"{count} sessions of one item are left out: none follows it", file=sys.stderr)
+        most = options.recipe.model_options["max_history"]
+        two_each = sequences.session_dataset(
+            found_sessions, max_history=most, holdout=holdout, seed=seed
+        )
+        return two_each, None, bad.count
     kind = streamed_format(options.format, options.data, options.columns)
     if found is None:
         with Task(sink, "scanning data", _plain_bytes(options.data)) as task:
@@ -532,6 +548,12 @@ def _result(run: _Run, evaluation: Any) -> dict[str, Any]:
         "test_samples": evaluation.samples if evaluated else 0,
         "auc": evaluation.auc if evaluated else None,
         "log_loss": evaluation.log_loss if evaluated else None,
+        "targets": {
+            name: {"auc": found[0], "log_loss": found[1]}
+            for name, found in zip(
+                run.dataset.targets, evaluation.by_target if evaluated else (), strict=False
+            )
+        },
         "time": run.trainer.seconds.as_dict(),
         "bad_lines": run.bad_lines,
         "settings": run.options.settings(),

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from embedrock.ahead.permits import staleness_bound_of
 from embedrock.data.csv import Columns
 from embedrock.errors import MisuseError
+from embedrock.models.registry import Kind, kind_of
 
-FORMATS = ("criteo", "avazu", "movielens", "csv")
+FORMATS = ("criteo", "avazu", "movielens", "csv", "sessions")
+#: Formats with histories, for models that read them.
+SEQUENCE_FORMATS = ("movielens", "sessions")
 
 IoName: TypeAlias = Literal["auto", "uring", "pread"]
 PolicyName: TypeAlias = Literal["lru", "lfu"]
@@ -21,7 +24,10 @@ PolicyName: TypeAlias = Literal["lru", "lfu"]
 OPTIMIZERS = ("adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "sgd")
 
 #: The fields of a recipe, by whether a run can go on with others.
-_FIXED = ("batch_size", "embedding_dim", "bottom", "top", "optimizer", "eps", "dtype")
+_FIXED = (
+    *("model", "model_options", "batch_size", "embedding_dim", "bottom", "top"),
+    *("optimizer", "eps", "dtype"),
+)
 _CHANGEABLE = ("epochs", "lr", "dense_lr", "lr_decay")
 
 
@@ -32,7 +38,7 @@ class Recipe:
     epochs: int
     batch_size: int
     embedding_dim: int
-    #: Hidden layers of the two MLPs.
+    #: Hidden layers of the two MLPs of DLRM; other models have theirs in `model_options`.
     bottom: tuple[int, ...]
     top: tuple[int, ...]
     #: Learning rates of the tables, and of the dense part, which has Adagrad.
@@ -46,6 +52,14 @@ class Recipe:
     dtype: str = "float32"
     #: What the tables are trained with, by the names of `embedrock.optimizers`.
     optimizer: str = "adagrad"
+    #: The model, by its name in `embedrock.models.registry`, and all of its options.
+    model: str = "dlrm"
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Kind:
+        """The model, before it is made."""
+        return kind_of(self.model)
 
     @classmethod
     def of_format(cls, data_format: str, given: Mapping[str, Any] | None = None) -> Recipe:
@@ -57,6 +71,13 @@ class Recipe:
             raise MisuseError(f"format is {data_format!r}, expected one of {', '.join(FORMATS)}")
         chosen = {name: value for name, value in (given or {}).items() if value is not None}
         recipe = replace(DEFAULTS[data_format], **chosen)
+        for name in ("bottom", "top"):
+            if recipe.model != "dlrm" and name in chosen:
+                raise MisuseError(
+                    f"{name} is given, but model is {recipe.model}, whose layers are among its own "
+                    f"options: {', '.join(recipe.kind.defaults())}"
+                )
+        recipe = replace(recipe, model_options=recipe.kind.checked(recipe.model_options))
         if recipe.optimizer not in OPTIMIZERS:
             raise MisuseError(
                 f"optimizer is {recipe.optimizer!r}, expected one of {', '.join(OPTIMIZERS)}"
@@ -79,7 +100,8 @@ class Recipe:
         plain: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
         }
-        return cls(**plain)
+        recipe = cls(**plain)
+        return replace(recipe, model_options=recipe.kind.checked(recipe.model_options))
 
 
 _CRITEO = Recipe(
@@ -103,6 +125,7 @@ DEFAULTS = {
     "criteo": _CRITEO,
     "avazu": replace(_CRITEO, bottom=(64,)),
     "csv": replace(_CRITEO, bottom=(64,)),
+    "sessions": replace(_CRITEO, batch_size=256, embedding_dim=32, dense_lr=0.003),
     "movielens": Recipe(
         epochs=3,
         batch_size=256,
@@ -185,6 +208,39 @@ class TrainOptions:
                 f"rows before the last updates of them; set pipeline, or leave the bound at 0"
             )
 
+    def check_model(self) -> None:
+        """Whether the data have what the model takes, once a stored run has said which it is.
+
+        Errors: MisuseError.
+        """
+        kind, has = self.recipe.kind, self.format in SEQUENCE_FORMATS
+        several = self.format == "movielens" or len(self.labels) > 1
+        if kind.sequences and not has:
+            raise MisuseError(
+                f"model {kind.name} reads histories, which format {self.format} has not; use "
+                f"{' or '.join(SEQUENCE_FORMATS)}"
+            )
+        if self.format == "sessions" and not kind.sequences:
+            raise MisuseError(
+                f"format sessions is for models that read histories, and {kind.name} is none; use "
+                f"model dien"
+            )
+        if kind.several_targets and not several:
+            raise MisuseError(
+                f"model {kind.name} predicts several targets, and format {self.format} has one "
+                f"here; use movielens, or csv with several columns as label"
+            )
+        if not kind.several_targets and len(self.labels) > 1:
+            raise MisuseError(
+                f"label names {len(self.labels)} columns, and model {kind.name} predicts one "
+                f"target; name one, or use model mmoe"
+            )
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns of labels of a csv file; no other format has any."""
+        return () if self.columns is None else self.columns.labels
+
     def check_pipeline(self) -> None:
         """What can be said once a stored run has said whether it has a pipeline.
 
@@ -225,7 +281,10 @@ class TrainOptions:
             for name, value in stored.items()
             if name in (*_FIXED, *_CHANGEABLE) and name not in self.given
         }
-        options = replace(self, recipe=replace(self.recipe, **kept))
+        recipe = replace(self.recipe, **kept)
+        if "model_options" in kept and recipe.model == stored.get("model"):
+            recipe = replace(recipe, model_options=recipe.kind.checked(kept["model_options"]))
+        options = replace(self, recipe=recipe)
         kept_bound = stored.get("staleness_bound", 0)
         bound = math.inf if kept_bound == "inf" else int(kept_bound)
         # Older stores do not say whether a pipeline was asked for; a bound takes one.
@@ -237,5 +296,11 @@ class TrainOptions:
         return options
 
     def _of_recipe(self, names: Sequence[str]) -> dict[str, Any]:
-        values = {name: getattr(self.recipe, name) for name in names}
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+        layers = ("bottom", "top") if self.recipe.model != "dlrm" else ()
+        return {k: _as_json(getattr(self.recipe, k)) for k in names if k not in layers}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _as_json(one) for name, one in value.items()}
+    return list(value) if isinstance(value, tuple) else value
