@@ -27,6 +27,8 @@ GROUPS = {
     "pipeline": "pipeline",
     "nn": "nn",
     "optim": "optim",
+    "kge": "kge",
+    "adapters": "adapters",
     "package": "",
     "models": "models",
     "report": "report",
