@@ -8,9 +8,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from embedrock.cli import output
+from embedrock.cli import output, train_graph
 from embedrock.data.csv import Columns
 from embedrock.errors import MisuseError
+from embedrock.training.graph_recipes import MODELS as GRAPH_MODELS
 from embedrock.training.options import FORMATS, OPTIMIZERS
 
 EXIT_INTERRUPTED = 130
@@ -33,7 +34,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
             "--store clicks.store"
         ),
     )
-    command.add_argument("--model", choices=_MODELS, default="dlrm", help="the model (dlrm)")
+    command.add_argument(
+        "--model",
+        choices=(*_MODELS, *GRAPH_MODELS),
+        default="dlrm",
+        help=f"the model (dlrm); {', '.join(GRAPH_MODELS)} are of knowledge graphs, see below",
+    )
     command.add_argument(
         "--data",
         type=Path,
@@ -44,9 +50,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--format",
         choices=FORMATS,
-        required=True,
-        help="criteo: lines of label, 13 integers, 26 hex tokens; avazu: the csv with a header of "
-        "Kaggle's training set; movielens: ratings; csv: text of your own with a header, or "
+        help="of clicks; criteo: lines of label, 13 integers, 26 hex tokens; avazu: the csv with a "
+        "header of Kaggle's training set; movielens: ratings; csv: text of your own with a header, or "
         "Parquet where pyarrow is installed, see below",
     )
     command.add_argument(
@@ -158,8 +163,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="write how the run went as JSON, and beside it as HTML with plots",
     )
     _add_reading_ahead(command)
+    train_graph.add_arguments(command)
     output.add_json(command)
     command.set_defaults(run=run)
+    train_graph.remember_defaults(command)
     return command
 
 
@@ -217,6 +224,13 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains, prints what came of it."""
+    if arguments.model in GRAPH_MODELS:
+        return train_graph.run(arguments)
+    train_graph.refuse_for_clicks(arguments)
+    if arguments.format is None:
+        raise MisuseError(
+            f"--format is missing: --model {arguments.model} needs one of {', '.join(FORMATS)}"
+        )
     columns = _columns(arguments)
     from embedrock import report
     from embedrock.report import progress
