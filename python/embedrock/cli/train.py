@@ -51,8 +51,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--format",
         choices=FORMATS,
         help="of clicks; criteo: lines of label, 13 integers, 26 hex tokens; avazu: the csv with a "
-        "header of Kaggle's training set; movielens: ratings; csv: text of your own with a header, or "
-        "Parquet where pyarrow is installed, see below",
+        "header of Kaggle's training set; movielens: ratings; csv: text of your own with a "
+        "header, or Parquet where pyarrow is installed, see below",
     )
     command.add_argument(
         "--store", type=Path, required=True, metavar="DIR", help="where tables are kept"
