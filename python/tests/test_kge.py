@@ -260,7 +260,7 @@ def test_training_beside_the_model_in_memory(name: str, optimizer: str, tmp_path
 def test_unit_rows_are_those_of_a_table_that_is_normalised_whole(store: embedrock.Store) -> None:
     model = model_of("transe", store)
     twin = twin_of(model)
-    constraint = kge.UnitRows(model.entities)
+    constraint = kge.RowConstraint(model.entities)
 
     def normalise() -> None:
         with torch.no_grad():

@@ -7,7 +7,7 @@ same. A training batch reads its entities with one call.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,9 @@ from embedrock.kge.losses import loss_of
 from embedrock.nn import Embedding
 from embedrock.table import Table
 
-__all__ = ["KnowledgeGraphModel", "UnitRows", "dense_relations"]
+__all__ = ["KnowledgeGraphModel", "RowConstraint", "dense_relations", "unit"]
+
+Rows: TypeAlias = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 
 
 class KnowledgeGraphModel(nn.Module):  # type: ignore[misc]
@@ -124,50 +126,57 @@ def dense_relations(
     return relations
 
 
-class UnitRows:
-    """Keeps the rows of entities at Euclidean length 1, as TransE has it.
+def unit(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Rows divided by their Euclidean length; zeros stay zeros, as with torch's ``normalize``."""
+    lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    return rows / np.maximum(lengths, np.float32(1e-12))[:, None]
 
-    Normalising twice changes nothing, so only rows that changed are: those of the last step. Rows
-    that were never written are normalised before a step first reads them.
+
+class RowConstraint:
+    """Keeps rows of entities within a constraint, such as TransE's: at Euclidean length 1.
+
+    A constraint maps a row that is within to itself, so only rows that changed need it: those of
+    the last step. Rows that were never written are brought within before a step first reads them.
 
     >>> import torch
     >>> entities = embedrock.nn.Embedding(1000, 8, store=store, name="entities", optimizer="sgd")
-    >>> unit = embedrock.kge.UnitRows(entities)
-    >>> unit.before(torch.tensor([3, 4]))  # and unit.after(...) behind the optimizer's step
+    >>> constraint = embedrock.kge.RowConstraint(entities)
+    >>> constraint.before(torch.tensor([3, 4]))  # and .after(...) behind the optimizer's step
     >>> np.linalg.norm(entities.table.get([3, 4]), axis=1).round(5).tolist()
     [1.0, 1.0]
+
+    Args:
+        entities: A module whose table is in a store that is open here.
+        function: From rows ``(U, D)`` float32 to rows within the constraint, each for itself.
 
     Source: Bordes et al., TransE, 2013 (algorithm 1, line 5).
     """
 
-    def __init__(self, entities: Embedding) -> None:
-        """Of a module whose table is in a store that is open here."""
+    def __init__(self, entities: nn.Module, function: Rows = unit) -> None:
+        """Changes nothing yet."""
         if not isinstance(entities, Embedding) or not isinstance(entities.table, Table):
             raise MisuseError(
                 f"entities is {shown(entities)}, expected an embedrock.nn.Embedding over a store "
                 f"that is open here"
             )
+        if not callable(function):
+            raise MisuseError(f"function is {shown(function)}, expected one from rows to rows")
         self.table = entities.table
+        self.function = function
 
     def before(self, ids: Tensor) -> None:
-        """Writes the initial rows of those ids that have none yet, normalised.
+        """Writes the initial rows of those ids that have none yet, brought within.
 
         Blocking: may read to tell which have none.
         """
         keys = np.unique(_keys(ids))
         new = keys[~self.table.contains(keys)]
         if len(new):
-            self.table.modify(new, lambda values, state: unit(values))
+            self.table.modify(new, lambda values, state: self.function(values))
 
     def after(self, ids: Tensor) -> None:
-        """Normalises the rows that a step has changed; they are in memory as a rule."""
-        self.table.modify(_keys(ids), lambda values, state: unit(values))
-
-
-def unit(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Rows divided by their Euclidean length; zeros stay zeros, as with torch's ``normalize``."""
-    lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-    return rows / np.maximum(lengths, np.float32(1e-12))[:, None]
+        """Brings the rows within that a step has changed; they are in memory as a rule."""
+        self.table.modify(_keys(ids), lambda values, state: self.function(values))
 
 
 def _keys(ids: Tensor) -> npt.NDArray[np.int64]:

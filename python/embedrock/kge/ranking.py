@@ -12,7 +12,7 @@ the same shape, so an entity whose row is the answer's has the answer's score to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -144,7 +144,7 @@ def rank(
         query_bytes: The most that the queries may take; beyond it the table is read again for the
             next ones, and ``Ranks.scans`` says how often.
         fresh: What is made of rows that were never written before they are scored, such as
-            ``embedrock.kge.model.unit`` where :class:`UnitRows` keeps the others.
+            ``embedrock.kge.model.unit`` where :class:`RowConstraint` keeps the others.
 
     Errors: ``KeyRangeError`` for an entity that is not there, ``MisuseError``, and
     ``NonFiniteError`` when a score is NaN or infinite.
@@ -200,7 +200,7 @@ def rank(
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def rank_queries(
-    queries: dict[str, Queries],
+    queries: Mapping[str, Queries],
     rows: EntityRows,
     *,
     block: int = _BLOCK,
@@ -318,7 +318,7 @@ def _tiles(rows: EntityRows, chunk: int) -> Iterator[tuple[Ids, Tensor]]:
         taken = 0
         while taken < len(ids):
             if tile is None:
-                tile, held, filled = values.new_zeros(chunk, values.shape[1]), [], 0
+                tile, held, filled = values.new_zeros(chunk, *values.shape[1:]), [], 0
             size = min(len(ids) - taken, chunk - filled)
             tile[filled : filled + size] = values[taken : taken + size]
             held.append(ids[taken : taken + size])

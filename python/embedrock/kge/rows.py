@@ -62,11 +62,13 @@ class EntityRows:
         """The rows of some entities, ``(N,) -> (N, D)``, without gradients."""
         keys = np.ascontiguousarray(ids, np.int64)
         with torch.no_grad():
-            rows: Tensor = self._entities(torch.from_numpy(keys))
+            rows: Tensor = self._entities(torch.from_numpy(keys)).detach()
         if self._fresh is not None and isinstance(self._table, Table):
-            new = torch.from_numpy(np.flatnonzero(~self._table.contains(keys))).to(rows.device)
-            rows[new] = self._freshened(rows[new])
-        return rows.detach()
+            new = np.flatnonzero(~self._table.contains(keys))
+            if len(new):
+                values = self._freshened(self._table.get(keys[new]))
+                rows[torch.from_numpy(new).to(rows.device)] = self._placed(values)
+        return rows
 
     def scan(self, batch_size: int) -> Iterator[tuple[Ids, Tensor]]:
         """Every row once: ids ``(B,)`` and rows ``(B, D)``, B at most ``batch_size``.
@@ -89,15 +91,15 @@ class EntityRows:
             new = begin + np.flatnonzero(~written[begin : begin + (1 << 20)])
             for at in range(0, len(new), batch_size):
                 ids = new[at : at + batch_size]
-                yield ids, self._freshened(self._placed(self._table.get(ids)))
+                yield ids, self._placed(self._freshened(self._table.get(ids)))
 
     def _placed(self, values: npt.NDArray[np.float32]) -> Tensor:
-        """Values as the module gives them."""
+        """Values of the table as the module gives them."""
         entities: Any = self._entities
         return torch.from_numpy(values).to(entities.device, entities.output_dtype)
 
-    def _freshened(self, rows: Tensor) -> Tensor:
+    def _freshened(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Rows that were never written, as they count."""
         if self._fresh is None:
-            return rows
-        made = self._fresh(rows.float().cpu().numpy())
-        return torch.from_numpy(np.ascontiguousarray(made, np.float32)).to(rows.device, rows.dtype)
+            return values
+        return np.ascontiguousarray(self._fresh(values), np.float32)

@@ -67,7 +67,7 @@ class GraphTrainer:
         self._with = {"margin": recipe.margin, "temperature": recipe.temperature}
         self._rates = (recipe.lr, recipe.dense_lr)
         self._decay = recipe.lr_decay
-        self.constraint = kge.UnitRows(model.entities) if recipe.unit_rows else None
+        self.constraint = kge.RowConstraint(model.entities) if recipe.unit_rows else None
 
     def begin_epoch(self, epoch: int) -> None:
         """Sets the learning rates of an epoch."""
