@@ -57,6 +57,8 @@ __all__ = ["LookaheadTrainingLoop", "Rows", "RowsCallback", "RowsEvaluator", "ra
 _BLOCK, _CHUNK = 32, 1024
 """PyKEEN's interactions compute a tensor of queries x entities x values; this one fits a cache."""
 _GATHERED = 8192
+_UPDATES = 8
+"""Where a module's extra state has the updates of its table, as ``embedrock.nn.bond`` lays out."""
 
 
 class _Restoring(embedrock.nn.Embedding):
@@ -164,11 +166,12 @@ class Rows(Representation):  # type: ignore[misc]
         training that begins anew would leave them and reset all else.
         """
         made, self._is_made = self._is_made, True
-        if made and len(self.rows.table):
+        updates = int(self.rows.get_extra_state()[_UPDATES])
+        if made and updates:
             raise MisuseError(
-                f"training begins anew, but table {self.rows.table.name!r} has "
-                f"{len(self.rows.table):,} trained rows, which stay; pass continue_training=True "
-                f"or a checkpoint, or name another table"
+                f"training begins anew, but the rows of table {self.rows.table.name!r} have had "
+                f"{updates:,} updates, which stay; pass continue_training=True or a checkpoint, or "
+                f"name another table"
             )
 
     def post_parameter_update(self) -> None:
@@ -259,9 +262,8 @@ class RowsCallback(TrainingCallback):  # type: ignore[misc]
     ...     random_seed=1,
     ... )
     >>> rows = embedrock.optim.RowWiseAdagrad(model, lr=0.1)
-    >>> loop = SLCWATrainingLoop(
-    ...     model=model, triples_factory=graph, optimizer=torch.optim.Adagrad(model.get_grad_params())
-    ... )
+    >>> dense = torch.optim.Adagrad(embedrock.nn.dense_parameters(model))
+    >>> loop = SLCWATrainingLoop(model=model, triples_factory=graph, optimizer=dense)
     >>> losses = loop.train(graph, num_epochs=2, use_tqdm=False, callbacks=RowsCallback(rows))
     >>> store.step  # batches
     16
