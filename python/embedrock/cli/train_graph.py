@@ -13,6 +13,7 @@ from embedrock.training.graph_recipes import LOSSES, GraphRecipe
 
 EXIT_INTERRUPTED = 130
 _OWN = ("negatives", "loss", "margin", "temperature", "initial", "unit_rows", "unknown")
+_OWN += ("regularization",)
 _OF_CLICKS = ("format", "label", "categorical", "dense", "bottom", "top", "holdout")
 
 
@@ -37,6 +38,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--margin", type=float, help="added to scores by nssa and logistic")
     group.add_argument("--temperature", type=float, help="by which nssa weighs negatives (1)")
+    group.add_argument("--regularization", type=float, metavar="X", help="weight of the N3 norm")
     group.add_argument(
         "--initial", type=float, metavar="X", help="initial rows are uniform from -X to X"
     )

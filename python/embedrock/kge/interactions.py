@@ -33,6 +33,8 @@ class Interaction(nn.Module):  # type: ignore[misc]
     """What losses add to scores by default: scores that are negated distances need it."""
     is_complex: ClassVar[bool] = False
     """Rows are complex numbers: first all real parts, then all imaginary parts."""
+    has_angles: ClassVar[bool] = False
+    """Relations are angles, whose size says nothing."""
 
     def relation_dim(self, entity_dim: int) -> int:
         """Values per relation. Errors: ``MisuseError`` for entities of an odd width where rows are
@@ -63,6 +65,10 @@ class Interaction(nn.Module):  # type: ignore[misc]
     def crossed(self, queries: Tensor, entities: Tensor) -> Tensor:
         """Each query with every candidate: ``(B, D), (N, D) -> (B, N)``."""
         raise NotImplementedError
+
+    def absolute(self, rows: Tensor) -> Tensor:
+        """The absolute values of what rows hold, for norms: of numbers, or of complex ones."""
+        return _absolute(*rows.chunk(2, -1)) if self.is_complex else rows.abs()
 
     def forward(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         """The scores of triples, ``(B,)``."""
@@ -170,6 +176,7 @@ class RotatE(Interaction):
     name = "rotate"
     margin = 9.0
     is_complex = True
+    has_angles = True
 
     def relation_dim(self, entity_dim: int) -> int:
         """An angle for each complex number."""

@@ -24,7 +24,9 @@ from embedrock.table import Table
 
 __all__ = ["KnowledgeGraphModel", "RowConstraint", "dense_relations", "unit"]
 
-Rows: TypeAlias = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
+Rows: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Heads, relations, tails and negatives."""
+Constrain: TypeAlias = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 
 
 class KnowledgeGraphModel(nn.Module):  # type: ignore[misc]
@@ -70,13 +72,23 @@ class KnowledgeGraphModel(nn.Module):  # type: ignore[misc]
         scores: Tensor = self.interaction(head, self.relations(relations), tail)
         return scores
 
+    def rows_of(self, batch: TripleBatch) -> Rows:
+        """Heads, relations, tails ``(B, ...)`` and negatives ``(N, D)`` of a batch.
+
+        Blocking: waits for the rows of entities that are not in memory.
+        """
+        ends = self.entities(batch.entities())
+        heads, tails, negatives = ends.split([len(batch), len(batch), len(batch.negatives)])
+        return heads, self.relations(batch.relations), tails, negatives
+
     def score(self, batch: TripleBatch) -> tuple[Tensor, Tensor]:
         """The scores of a batch: its triples ``(2 B,)``, once for each side, and their negatives
         ``(2 B, N)``: first those instead of tails, then those instead of heads."""
-        ends = self.entities(batch.entities())
-        size = len(batch)
-        heads, tails, negatives = ends.split([size, size, len(batch.negatives)])
-        relations = self.relations(batch.relations)
+        return self._score(*self.rows_of(batch))
+
+    def _score(
+        self, heads: Tensor, relations: Tensor, tails: Tensor, negatives: Tensor
+    ) -> tuple[Tensor, Tensor]:
         of_tails = self.interaction.of_tails(heads, relations)
         queries = torch.cat([of_tails, self.interaction.of_heads(tails, relations)])
         positive = self.interaction.paired(of_tails, tails)
@@ -89,14 +101,28 @@ class KnowledgeGraphModel(nn.Module):  # type: ignore[misc]
         *,
         margin: float | None = None,
         temperature: float = 1.0,
+        regularization: float = 0.0,
+        rows: Rows | None = None,
     ) -> Tensor:
         """The loss of a batch, by a name of ``embedrock.kge.LOSSES``; without ``margin`` that of
         the interaction.
 
+        ``regularization`` weighs the N3 norm: the sums of the cubed absolute values of head,
+        relation and tail, a mean over the triples; angles do not count (Lacroix et al., "Canonical Tensor Decomposition
+        for Knowledge Base Completion", 2018). ``rows`` are those of :meth:`rows_of`, where a caller
+        has read them.
+
         Blocking: waits for the rows of entities that are not in memory.
         """
         margin = self.interaction.margin if margin is None else margin
-        return loss_of(name)(*self.score(batch), margin=margin, temperature=temperature)
+        found = self.rows_of(batch) if rows is None else rows
+        loss = loss_of(name)(*self._score(*found), margin=margin, temperature=temperature)
+        if regularization:
+            heads, relations, tails, _ = found
+            sized = [heads, tails] if self.interaction.has_angles else [heads, relations, tails]
+            cubes = sum(self.interaction.absolute(part).pow(3).sum() for part in sized)
+            loss = loss + regularization * cubes / len(batch)
+        return loss
 
     def keys_of(self, batch: TripleBatch) -> dict[Any, Any]:
         """What a batch reads, positives and negatives, for look-ahead."""
@@ -152,7 +178,7 @@ class RowConstraint:
     Source: Bordes et al., TransE, 2013 (algorithm 1, line 5).
     """
 
-    def __init__(self, entities: nn.Module, function: Rows = unit) -> None:
+    def __init__(self, entities: nn.Module, function: Constrain = unit) -> None:
         """Changes nothing yet."""
         if not isinstance(entities, Embedding) or not isinstance(entities.table, Table):
             raise MisuseError(

@@ -16,6 +16,7 @@ from embedrock.training.options import IoName, PolicyName
 
 #: Fields of a recipe that a run can go on with others of.
 _CHANGEABLE = ("epochs", "lr", "dense_lr", "lr_decay", "loss", "margin", "temperature")
+_CHANGEABLE += ("regularization",)
 _FIXED = tuple(field.name for field in fields(GraphRecipe) if field.name not in _CHANGEABLE)
 
 

@@ -40,6 +40,8 @@ class GraphRecipe:
     margin: float = 0.0
     #: By which nssa weighs negatives.
     temperature: float = 1.0
+    #: Weight of the N3 norm of head, relation and tail.
+    regularization: float = 0.0
     #: Half the width of uniform initial rows.
     initial: float = 0.1
     #: Whether entities are kept at length 1, as TransE's paper has it.

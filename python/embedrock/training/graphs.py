@@ -64,7 +64,11 @@ class GraphTrainer:
         self.seconds = Seconds()
         recipe = options.recipe
         self._loss = recipe.loss
-        self._with = {"margin": recipe.margin, "temperature": recipe.temperature}
+        self._with = {
+            "margin": recipe.margin,
+            "temperature": recipe.temperature,
+            "regularization": recipe.regularization,
+        }
         self._rates = (recipe.lr, recipe.dense_lr)
         self._decay = recipe.lr_decay
         self.constraint = kge.RowConstraint(model.entities) if recipe.unit_rows else None
@@ -80,9 +84,9 @@ class GraphTrainer:
         started = perf_counter()
         if self.constraint is not None:
             self.constraint.before(batch.entities())
-        positive, negative = self.model.score(batch)
+        rows = self.model.rows_of(batch)
         fetched = perf_counter()
-        loss = kge.LOSSES[self._loss](positive, negative, **self._with)
+        loss = self.model.loss(batch, self._loss, rows=rows, **self._with)
         loss.backward()
         value = float(loss.detach())
         computed = perf_counter()

@@ -13,26 +13,26 @@ import pytest
 
 pytest.importorskip("pykeen")
 
-import torch  # noqa: E402
-from pykeen.datasets import Nations  # noqa: E402
-from pykeen.evaluation import RankBasedEvaluator  # noqa: E402
-from pykeen.models import ERModel  # noqa: E402
-from pykeen.nn import Embedding  # noqa: E402
-from pykeen.nn.init import PretrainedInitializer  # noqa: E402
-from pykeen.stoppers import EarlyStopper  # noqa: E402
-from pykeen.training import LCWATrainingLoop, SLCWATrainingLoop, TrainingCallback  # noqa: E402
-from pykeen.triples import CoreTriplesFactory  # noqa: E402
+import torch
+from pykeen.datasets import Nations
+from pykeen.evaluation import RankBasedEvaluator
+from pykeen.models import ERModel
+from pykeen.nn import Embedding
+from pykeen.nn.init import PretrainedInitializer
+from pykeen.stoppers import EarlyStopper
+from pykeen.training import LCWATrainingLoop, SLCWATrainingLoop, TrainingCallback
+from pykeen.triples import CoreTriplesFactory
 
-import embedrock  # noqa: E402
-from embedrock import kge  # noqa: E402
-from embedrock.adapters.pykeen import (  # noqa: E402
+import embedrock
+from embedrock import kge
+from embedrock.adapters.pykeen import (
     LookaheadTrainingLoop,
     Rows,
     RowsCallback,
     RowsEvaluator,
     rank,
 )
-from embedrock.errors import MismatchError, MisuseError, UnsupportedError  # noqa: E402
+from embedrock.errors import MismatchError, MisuseError, UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
