@@ -71,8 +71,11 @@ def twin_of(model: kge.KnowledgeGraphModel) -> kge.KnowledgeGraphModel:
 def optimizers_of(model: kge.KnowledgeGraphModel, optimizer: str, lr: float) -> list[Any]:
     """One for the entities, one for the relations."""
     here, torchs = OPTIMIZERS[optimizer]
+    # Without it, Adagrad makes steps of the learning rate of gradients that are nothing but
+    # rounding.
+    how: dict[str, float] = {"lr": lr, "eps": 1e-3} if optimizer == "adagrad" else {"lr": lr}
     if isinstance(model.entities, embedrock.nn.Embedding):
-        rows: Any = here(model, lr=lr)
+        rows: Any = here(model, **how)
     else:
-        rows = torchs(model.entities.parameters(), lr=lr)
-    return [rows, torchs(model.relations.parameters(), lr=lr)]
+        rows = torchs(model.entities.parameters(), **how)
+    return [rows, torchs(model.relations.parameters(), **how)]

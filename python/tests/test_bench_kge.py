@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from embedrock.bench.__main__ import main  # noqa: E402
-from embedrock.bench.kge import ring  # noqa: E402
+from embedrock.bench.__main__ import main
+from embedrock.bench.kge import ring
 
 
 def test_both_loops_rank_alike_and_what_is_not_given_is_said(tmp_path: Path) -> None:

@@ -76,9 +76,14 @@ def small(tmp_path: Any) -> Any:
         store.commit(1)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_ranks_are_those_of_the_whole_matrix_with_ties(name: str, small: Any) -> None:
-    small.table("entities", DIM, ENTITIES, optimizer="sgd", initializer=0.25)
+@pytest.mark.parametrize(
+    ("name", "storage"), [*((name, "log") for name in MODELS), ("distmult", "lsm")]
+)
+def test_ranks_are_those_of_the_whole_matrix_with_ties(
+    name: str, storage: Any, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedrock.kge.rows._BLOCK_BYTES", 4 * DIM * 70)
+    small.table("entities", DIM, ENTITIES, optimizer="sgd", initializer=0.25, storage=storage)
     entities = embedrock.nn.Embedding(ENTITIES, DIM, store=small, name="entities")
     relations = kge.dense_relations(name, RELATIONS, DIM)
     model = kge.KnowledgeGraphModel(name, entities, relations)
@@ -113,14 +118,17 @@ def test_ranks_of_trained_rows_are_those_of_the_model_in_memory(name: str, small
     assert ours.inexact == twins.inexact == 0
     assert np.array_equal(ours.ranks("optimistic"), twins.ranks("optimistic"))
     # Every second entity has a twin of its own: the scores are equal to the bit.
-    assert np.array_equal(ours.ranks("pessimistic"), twins.ranks("pessimistic"))
-    assert (ours.ranks("pessimistic") > ours.ranks("optimistic")).mean() > 0.9
+    raw = kge.rank(model, TRIPLES[:50], chunk=64)
+    assert (raw.ranks("pessimistic") > raw.ranks("optimistic")).all()
 
 
-def test_the_table_is_read_once_whatever_is_asked(tmp_path: Any) -> None:
-    count, dim = 20_000, 32
+@pytest.mark.parametrize("storage", ["log", "lsm"])
+def test_the_table_is_read_once_whatever_is_asked(tmp_path: Any, storage: Any) -> None:
+    count, dim = 60_000, 32
     with embedrock.open(tmp_path / "s", "4MiB", page_bytes=4096) as store:
-        entities = embedrock.nn.Embedding(count, dim, store=store, name="entities", optimizer="sgd")
+        entities = embedrock.nn.Embedding(
+            count, dim, store=store, name="entities", optimizer="sgd", storage=storage
+        )
         model = kge.KnowledgeGraphModel(
             "distmult", entities, kge.dense_relations("distmult", 2, dim)
         )
@@ -137,10 +145,10 @@ def test_the_table_is_read_once_whatever_is_asked(tmp_path: Any) -> None:
 
         table = 4 * count * dim
         few, many = read(asked[:60]), read(asked)
-        assert few < 1.5 * table
+        assert 0.2 * table < few < 1.5 * table
         # Beside the scan, the rows of the triples are read, a page each at worst: 1,200 twice.
         assert many < few + 2 * 1200 * 4096
-        assert read(asked, query_bytes=4 * 2 * dim * 120, block=120) > 3 * table
+        assert read(asked, query_bytes=4 * 2 * dim * 120, block=120) > 2 * table
 
 
 def test_sides_and_raw_ranks(small: Any) -> None:

@@ -1,8 +1,8 @@
 """``kge``: models of knowledge graphs, trained out of core and in memory, and how well they rank.
 
-For each graph and model, ``mrr_<graph>_<model>`` is the filtered MRR (realistic, both sides) of the
-test triples with entities in a store at ``--memory``, ``mrr_gap_...`` that less the MRR of the twin:
-the same model with ``torch.nn.Embedding``, the same initial rows, batches and optimizers.
+For each graph and model, ``mrr_<graph>_<model>`` is the filtered MRR (realistic, both sides) of
+the test triples with entities in a store at ``--memory``, ``mrr_gap_...`` that less the MRR of the
+twin: the same model with ``torch.nn.Embedding``, the same initial rows, batches and optimizers.
 ``speed_...`` is triples/s of the store's loop divided by those of the twin's, one after the other.
 
 Losses agree in all but last bits, which training makes grow; so ranks do not agree to the last.

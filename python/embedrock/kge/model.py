@@ -108,9 +108,9 @@ class KnowledgeGraphModel(nn.Module):  # type: ignore[misc]
         the interaction.
 
         ``regularization`` weighs the N3 norm: the sums of the cubed absolute values of head,
-        relation and tail, a mean over the triples; angles do not count (Lacroix et al., "Canonical Tensor Decomposition
-        for Knowledge Base Completion", 2018). ``rows`` are those of :meth:`rows_of`, where a caller
-        has read them.
+        relation (unless it is angles) and tail, a mean over the triples (Lacroix et al., "Canonical
+        Tensor Decomposition for Knowledge Base Completion", 2018). ``rows`` are those of
+        :meth:`rows_of`, where a caller has read them.
 
         Blocking: waits for the rows of entities that are not in memory.
         """

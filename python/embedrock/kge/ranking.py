@@ -1,7 +1,7 @@
 """Ranks of true entities among all others: one scan of the table, whatever is asked.
 
 Entities are outside, queries inside: the vectors of all queries are held, the rows of the table
-come by once, page after page, and each block of rows is scored against every query. So the cost of
+come by once, and each block of rows is scored against every query. So the cost of
 reading does not depend on how many triples are ranked, and memory is that of the queries and of one
 block of scores.
 
@@ -149,8 +149,9 @@ def rank(
     Errors: ``KeyRangeError`` for an entity that is not there, ``MisuseError``, and
     ``NonFiniteError`` when a score is NaN or infinite.
 
-    Blocking: reads the rows of the triples, and the table once, page after page; rows that were
-    never written are computed.
+    Blocking: reads the rows of the triples, and the table once: page after page where it is an lsm,
+    else in blocks of 64 MiB of rows by their ids, so that a page is read once for each block that
+    has rows in it. Rows that were never written are computed.
 
     >>> import torch
     >>> entities = torch.nn.Embedding.from_pretrained(torch.eye(3))

@@ -1,7 +1,9 @@
 """The rows of all entities: some by their ids, and all of them once.
 
-A table that is open here is read in the order of its pages; rows that were never written come
-behind, computed and not read. Any other module is asked for its ids in order.
+A table is read in the order of its pages where the engine iterates so: growing ones, and those
+stored as an lsm. Rows that were never written come behind then, computed and not read. A dense
+table stored as a log is read by ids, which lie in pages in the order of their writing: so in long
+blocks, each of whose pages is read once. Any other module is asked for its ids in order.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from embedrock.nn import Embedding
 from embedrock.table import Table
 
 __all__ = ["EntityRows"]
+
+_BLOCK_BYTES = 64 << 20
+"""Rows of a dense table that are read at a time."""
 
 Ids: TypeAlias = npt.NDArray[np.int64]
 Fresh: TypeAlias = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
@@ -73,12 +78,15 @@ class EntityRows:
     def scan(self, batch_size: int) -> Iterator[tuple[Ids, Tensor]]:
         """Every row once: ids ``(B,)`` and rows ``(B, D)``, B at most ``batch_size``.
 
-        Errors: ``MisuseError`` when the table is written to meanwhile.
+        Errors: ``MisuseError`` when a table that is read by pages is written to meanwhile.
         """
         if not isinstance(self._table, Table):
             for begin in range(0, self._count, batch_size):
                 ids = np.arange(begin, min(begin + batch_size, self._count))
                 yield ids, self.of(ids)
+            return
+        if self._table.num_embeddings is not None and self._table.storage != "lsm":
+            yield from self._by_ids(self._table, batch_size)
             return
         written = np.zeros(self._count, bool)
         for keys, values in self._table.items(batch_size):
@@ -92,6 +100,17 @@ class EntityRows:
             for at in range(0, len(new), batch_size):
                 ids = new[at : at + batch_size]
                 yield ids, self._placed(self._freshened(self._table.get(ids)))
+
+    def _by_ids(self, table: Table, batch_size: int) -> Iterator[tuple[Ids, Tensor]]:
+        size = max(batch_size, _BLOCK_BYTES // (4 * table.embedding_dim))
+        for begin in range(0, self._count, size):
+            ids = np.arange(begin, min(begin + size, self._count))
+            values = table.get(ids)
+            if self._fresh is not None:
+                new = np.flatnonzero(~table.contains(ids))
+                values[new] = self._freshened(values[new])
+            for at in range(0, len(ids), batch_size):
+                yield ids[at : at + batch_size], self._placed(values[at : at + batch_size])
 
     def _placed(self, values: npt.NDArray[np.float32]) -> Tensor:
         """Values of the table as the module gives them."""
