@@ -15,7 +15,6 @@ import embedrock  # noqa: E402
 from embedrock import kge  # noqa: E402
 from embedrock.data import DataError  # noqa: E402
 from embedrock.errors import KeyRangeError, MisuseError  # noqa: E402
-from embedrock.kge.model import unit  # noqa: E402
 from graphs import (  # noqa: E402
     DIM,
     ENTITIES,
@@ -284,11 +283,11 @@ def test_unit_rows_are_those_of_a_table_that_is_normalised_whole(store: embedroc
         assert losses[0] == pytest.approx(losses[1], abs=1e-5)
     table: Any = model.entities.table
     assert 0 < len(table) <= ENTITIES
-    rows = unit(table.get(np.arange(ENTITIES)))
+    rows = kge.unit(table.get(np.arange(ENTITIES)))
     assert np.abs(rows - twin.entities.weight.detach().numpy()).max() < 1e-5
     written = next(table.items())[1]
     assert np.abs(np.linalg.norm(written, axis=1) - 1).max() < 1e-6
-    ours = kge.rank(model, triples_of()[:40], fresh=unit)
+    ours = kge.rank(model, triples_of()[:40], fresh=kge.unit)
     twins = kge.rank(twin, triples_of()[:40])
     assert np.abs(ours.ranks() - twins.ranks()).max() <= 1
 

@@ -26,7 +26,7 @@ True
 from embedrock.kge.batches import TripleBatch, TripleBatches
 from embedrock.kge.interactions import INTERACTIONS, ComplEx, DistMult, Interaction, RotatE, TransE
 from embedrock.kge.losses import LOSSES, logistic, nssa, softmax
-from embedrock.kge.model import KnowledgeGraphModel, RowConstraint, dense_relations
+from embedrock.kge.model import KnowledgeGraphModel, RowConstraint, dense_relations, unit
 from embedrock.kge.ranking import Queries, Ranks, rank, rank_queries
 from embedrock.kge.triples import Graph, Names, read
 
@@ -53,4 +53,5 @@ __all__ = [
     "rank_queries",
     "read",
     "softmax",
+    "unit",
 ]

@@ -144,7 +144,7 @@ def rank(
         query_bytes: The most that the queries may take; beyond it the table is read again for the
             next ones, and ``Ranks.scans`` says how often.
         fresh: What is made of rows that were never written before they are scored, such as
-            ``embedrock.kge.model.unit`` where :class:`RowConstraint` keeps the others.
+            ``embedrock.kge.unit`` where :class:`RowConstraint` keeps the others.
 
     Errors: ``KeyRangeError`` for an entity that is not there, ``MisuseError``, and
     ``NonFiniteError`` when a score is NaN or infinite.

@@ -24,7 +24,6 @@ from embedrock.commits import PendingCommit
 from embedrock.data.text import Head
 from embedrock.errors import EmbedrockError, MismatchError, MisuseError, NotFoundError
 from embedrock.initializers import uniform
-from embedrock.kge.model import unit
 from embedrock.kge.triples import files_of
 from embedrock.observe.step_report import StepReport
 from embedrock.report.progress import Sink, Task
@@ -102,7 +101,7 @@ class GraphTrainer:
 
     def rank(self, triples: Any, known: Iterable[Any]) -> kge.Ranks:
         """Filtered ranks of triples."""
-        fresh = None if self.constraint is None else unit
+        fresh = None if self.constraint is None else kge.unit
         return kge.rank(self.model, triples, known=known, fresh=fresh)
 
 
