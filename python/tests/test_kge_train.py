@@ -116,8 +116,8 @@ def test_what_does_not_fit_the_stored_run_is_refused(tmp_path: Path) -> None:
     [
         (["--model", "transe", "--bottom", "8"], "--bottom is for models of clicks"),
         (["--model", "transe", "--format", "csv"], "--format is for models of clicks"),
-        (["--negatives", "8"], "--negatives is for models of knowledge graphs, not for dlrm"),
-        ([], "--format is missing: --model dlrm needs one of criteo"),
+        (["--negatives", "8"], "--negatives is for models of knowledge graphs: add --model"),
+        ([], "--format is missing, expected one of criteo"),
         (["--model", "rotate", "--unit-rows"], "unit_rows is for transe"),
         (["--model", "rotate", "--lr", "-1"], "lr is -1.0, expected 0 or more"),
         (["--model", "rotate", "--read-ahead", "2"], "read_ahead is 2 without a pipeline"),

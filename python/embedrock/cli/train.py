@@ -228,9 +228,7 @@ def run(arguments: argparse.Namespace) -> int:
         return train_graph.run(arguments)
     train_graph.refuse_for_clicks(arguments)
     if arguments.format is None:
-        raise MisuseError(
-            f"--format is missing: --model {arguments.model} needs one of {', '.join(FORMATS)}"
-        )
+        raise MisuseError(f"--format is missing, expected one of {', '.join(FORMATS)}")
     columns = _columns(arguments)
     from embedrock import report
     from embedrock.report import progress

@@ -9,7 +9,7 @@ from typing import Any
 
 from embedrock.cli import output
 from embedrock.errors import MisuseError
-from embedrock.training.graph_recipes import LOSSES, GraphRecipe
+from embedrock.training.graph_recipes import LOSSES, MODELS, GraphRecipe
 
 EXIT_INTERRUPTED = 130
 _OWN = ("negatives", "loss", "margin", "temperature", "initial", "unit_rows", "unknown")
@@ -20,7 +20,7 @@ _OF_CLICKS = ("format", "label", "categorical", "dense", "bottom", "top", "holdo
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Adds the options of these models."""
     group = command.add_argument_group(
-        "knowledge graphs (--model transe, distmult, complex, rotate)",
+        f"knowledge graphs (--model {', '.join(MODELS)})",
         "--data is a folder with train.tsv, valid.tsv and test.tsv, also .txt and packed, or the "
         "file to train on: a triple a line, head, relation and tail, separated by tabs. Entities "
         "are the table; relations are in memory. Filtered ranks are told at the end.",
@@ -67,7 +67,8 @@ def refuse_for_clicks(arguments: argparse.Namespace) -> None:
     for name in _OWN:
         if getattr(arguments, name) is not None:
             raise MisuseError(
-                f"{_option(name)} is for models of knowledge graphs, not for {arguments.model}"
+                f"{_option(name)} is for models of knowledge graphs: add --model, one of "
+                f"{', '.join(MODELS)}"
             )
 
 
