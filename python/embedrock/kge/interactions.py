@@ -229,7 +229,7 @@ _TINY = 1e-12
 """Below the square root of distances, whose gradient at 0 would be infinite."""
 
 
-_BLOCK_VALUES = 1 << 18
+_BLOCK_VALUES = 1 << 16
 """Complex numbers that all distances of RotatE are computed of at a time: they stay in the cache of
 a processor, where those of a batch would fill the memory."""
 

@@ -23,7 +23,7 @@ LOSSES = ("nssa", "logistic", "softmax")
 class GraphRecipe:
     """How a model is shaped and trained."""
 
-    epochs: int = 50
+    epochs: int = 15
     #: Triples of a step, and entities that all of them are scored against.
     batch_size: int = 1024
     negatives: int = 256
@@ -77,10 +77,11 @@ class GraphRecipe:
         return recipe
 
 
+#: Chosen on FB15k-237 within 12 epochs: without the norm, DistMult is at its best after 5.
 RECIPES: dict[str, GraphRecipe] = {
     "transe": GraphRecipe(loss="nssa", margin=9.0),
-    "distmult": GraphRecipe(),
-    "complex": GraphRecipe(),
+    "distmult": GraphRecipe(regularization=0.03),
+    "complex": GraphRecipe(regularization=0.03),
     "rotate": GraphRecipe(loss="nssa", margin=9.0),
 }
 MODELS = tuple(RECIPES)
