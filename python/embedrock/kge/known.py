@@ -56,27 +56,25 @@ class Known:
         keys = questions[:, 0] * most + questions[:, 1]
         distinct, groups = np.unique(keys, return_inverse=True)
         of_pairs, entities = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for triples in known:
+        for triples in known if len(asked) else ():
             of_triples = triples[:, given].astype(np.int64) * most + triples[:, 1]
-            place = np.searchsorted(distinct, of_triples)
-            place[place == len(distinct)] = 0
-            there = distinct[place] == of_triples if len(distinct) else np.zeros(0, bool)
-            there = there if len(distinct) else np.zeros(len(triples), bool)
+            place = np.searchsorted(distinct, of_triples).clip(max=len(distinct) - 1)
+            there = distinct[place] == of_triples
             of_pairs.append(place[there])
             entities.append(triples[there, answer].astype(np.int64))
         return cls(groups.reshape(-1), np.concatenate(of_pairs), np.concatenate(entities))
 
-    def others(self, answers: Ids, num_entities: int) -> Ids:
+    def others(self, answers: Ids) -> Ids:
         """How many true answers each query has beside its own, ``(Q,)``."""
         counts = np.bincount(self._of, minlength=len(self._starts) - 1)
-        keys = self._entities * np.int64(max(len(counts), 1)) + self._of
-        own = answers * np.int64(max(len(counts), 1)) + self.groups
-        return counts[self.groups] - np.isin(own, keys) if len(self.groups) else answers.copy()
+        size = np.int64(max(len(counts), 1))
+        is_known = np.isin(answers * size + self.groups, self._entities * size + self._of)
+        return counts[self.groups] - is_known
 
     def among(self, ids: Ids) -> KnownAmong:
         """The true answers that are among these entities."""
         columns, places = ranges(self._entities, ids)
-        groups = self._of[places]
+        groups = self._of[places].astype(np.int64)
         order = np.argsort(groups, kind="stable")
         return KnownAmong(self._starts, groups[order], columns[order])
 
@@ -84,7 +82,7 @@ class Known:
 class KnownAmong:
     """True answers among some entities."""
 
-    def __init__(self, starts: Ids, groups: npt.NDArray[np.int32], columns: Ids) -> None:
+    def __init__(self, starts: Ids, groups: Ids, columns: Ids) -> None:
         """Groups in order, each with the column of an entity."""
         self._starts, self._groups, self._columns = starts, groups, columns
 

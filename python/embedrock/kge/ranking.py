@@ -242,7 +242,7 @@ class _Side:
         self.parts = tuple(part[place.to(part.device)] for part in queries.parts)
         self.answers = queries.answers[self.order]
         self.answer_order = np.argsort(self.answers, kind="stable")
-        self.candidates = len(rows) - self.known.others(queries.answers, len(rows))[self.order]
+        self.candidates = len(rows) - self.known.others(queries.answers)[self.order]
         self.greater = np.zeros(self.size, np.int64)
         self.equal = np.zeros(self.size, np.int64)
         self.inexact = 0
