@@ -219,7 +219,7 @@ class _Reader:
         missing = (triples < 0).any(1)
         if not missing.any():
             return triples
-        for row in np.flatnonzero(missing):
+        for row in np.flatnonzero(missing).tolist():
             self._refuse_unknown(numbers[row], names[3 * row : 3 * row + 3], triples[row])
         return triples[~missing]
 
