@@ -57,8 +57,9 @@ __all__ = ["LookaheadTrainingLoop", "Rows", "RowsCallback", "RowsEvaluator", "ra
 _BLOCK, _CHUNK = 32, 1024
 """PyKEEN's interactions compute a tensor of queries x entities x values; this one fits a cache."""
 _GATHERED = 8192
-_UPDATES = 8
-"""Where a module's extra state has the updates of its table, as ``embedrock.nn.bond`` lays out."""
+_COMMIT, _SINCE, _UPDATES = slice(3, 6), 6, 8
+"""Where a module's extra state has the last commit, the batches since and the updates of its table,
+as ``embedrock.nn.bond`` lays out."""
 
 
 class _Restoring(embedrock.nn.Embedding):
@@ -72,21 +73,22 @@ class _Restoring(embedrock.nn.Embedding):
         try:
             super().set_extra_state(state)
         except MismatchError:
-            step = self._commit_of(state)
+            store, numbers = self.store, state.tolist() if isinstance(state, Tensor) else []
+            step = _commit_of(numbers, store) if isinstance(store, Store) else None
             if step is None:
                 raise
-            self.store.go_back(step)
+            store.go_back(step)
             super().set_extra_state(state)
 
-    def _commit_of(self, state: Any) -> int | None:
-        """The step of the commit that has the rows of a state dict, if it is kept."""
-        numbers = state.tolist() if isinstance(state, Tensor) else []
-        if not isinstance(self.store, Store) or len(numbers) < 8 or numbers[6] != 0:
-            return None  # rows of the batches behind a commit are gone
-        for commit in self.store.commits():
-            if [commit.sequence, commit.step, commit.unix_time] == numbers[3:6]:
-                return commit.step
-        return None
+
+def _commit_of(numbers: list[int], store: Store) -> int | None:
+    """The step of the commit that has the rows of an extra state, if it is kept."""
+    if len(numbers) < _UPDATES or numbers[_SINCE] != 0:
+        return None  # rows of the batches behind a commit are gone
+    for commit in store.commits():
+        if [commit.sequence, commit.step, commit.unix_time] == numbers[_COMMIT]:
+            return commit.step
+    return None
 
 
 class Rows(Representation):  # type: ignore[misc]
@@ -151,6 +153,7 @@ class Rows(Representation):  # type: ignore[misc]
             storage=storage,
             output_dtype=dtype.to_real() if self.is_complex else dtype,
         )
+        self._store = store
         self._constrainer = constrainer_resolver.make_safe(constrainer, constrainer_kwargs)
         self._constraint: RowConstraint | None = None
         if self._constrainer is not None:
@@ -196,8 +199,8 @@ class Rows(Representation):  # type: ignore[misc]
     def _all(self) -> Tensor:
         """All rows. Errors: ``UnsupportedError``."""
         recorded = torch.is_grad_enabled() and self.training
-        size = self.max_id * self.rows.table.row_bytes
-        if recorded and size > self.rows.store.stats()["budget_bytes"]:
+        size = self.max_id * self.rows.embedding_dim * 4
+        if recorded and size > self._store.stats()["budget_bytes"]:
             raise UnsupportedError(
                 f"{_ONLY_SLCWA} ({size:,} bytes of table {self.rows.table.name!r})"
             )
@@ -415,7 +418,8 @@ def rank(
             for side in ("head", "tail")
             if side in sides
         }
-        return rank_queries(queries, rows, block=block, chunk=chunk)
+        found: Ranks = rank_queries(queries, rows, block=block, chunk=chunk)
+        return found
     finally:
         model.train(was_training)
 

@@ -163,7 +163,8 @@ def _contest(
             model, len(graph.relations), recipe.embedding_dim, entity_bound=recipe.initial
         )
         ours = kge.KnowledgeGraphModel(model, rows, relations)
-        first = torch.from_numpy(rows.table.get(np.arange(len(graph.entities))))
+        table = store.tables["entities"]
+        first = torch.from_numpy(table.get(np.arange(len(graph.entities))))
         twin = kge.KnowledgeGraphModel(
             model,
             torch.nn.Embedding.from_pretrained(first, freeze=False, sparse=True),
@@ -192,7 +193,7 @@ def _contest(
         store.commit(1)
         stats = store.stats()
         found["store"] |= {"hit_rate": stats["hit_rate"], "budget_bytes": stats["budget_bytes"]}
-        report.results["mismatches"] += _mismatches(rows.table)
+        report.results["mismatches"] += _mismatches(table)
     published = PUBLISHED.get((name, model))
     if published is not None:
         found["published"] = {"mrr": published}
@@ -207,7 +208,8 @@ def _contest(
 def _train(model: Any, optimizers: list[Any], batches: Any, recipe: GraphRecipe) -> dict[str, Any]:
     """All epochs of one contestant."""
     rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
-    triples, epoch, losses = 0, 0, []
+    triples, epoch = 0, 0
+    losses: list[float] = []
     begin = perf_counter()
     for batch in batches:
         if batch.epoch != epoch:

@@ -12,8 +12,10 @@ from embedrock.errors import MisuseError
 from embedrock.training.graph_recipes import LOSSES, MODELS, GraphRecipe
 
 EXIT_INTERRUPTED = 130
-_OWN = ("negatives", "loss", "margin", "temperature", "initial", "unit_rows", "unknown")
-_OWN += ("regularization",)
+_OWN = (
+    *("negatives", "loss", "margin", "temperature", "regularization"),
+    *("initial", "unit_rows", "unknown"),
+)
 _OF_CLICKS = ("format", "label", "categorical", "dense", "bottom", "top", "holdout")
 
 

@@ -155,7 +155,8 @@ def dense_relations(
 def unit(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Rows divided by their Euclidean length; zeros stay zeros, as with torch's ``normalize``."""
     lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-    return rows / np.maximum(lengths, np.float32(1e-12))[:, None]
+    normalised: npt.NDArray[np.float32] = rows / np.maximum(lengths, np.float32(1e-12))[:, None]
+    return normalised
 
 
 class RowConstraint:

@@ -15,8 +15,10 @@ from embedrock.training.graph_recipes import GraphRecipe
 from embedrock.training.options import IoName, PolicyName
 
 #: Fields of a recipe that a run can go on with others of.
-_CHANGEABLE = ("epochs", "lr", "dense_lr", "lr_decay", "loss", "margin", "temperature")
-_CHANGEABLE += ("regularization",)
+_CHANGEABLE = (
+    *("epochs", "lr", "dense_lr", "lr_decay"),
+    *("loss", "margin", "temperature", "regularization"),
+)
 _FIXED = tuple(field.name for field in fields(GraphRecipe) if field.name not in _CHANGEABLE)
 
 
