@@ -73,11 +73,12 @@ class _Restoring(embedrock.nn.Embedding):
         try:
             super().set_extra_state(state)
         except MismatchError:
-            store, numbers = self.store, state.tolist() if isinstance(state, Tensor) else []
-            step = _commit_of(numbers, store) if isinstance(store, Store) else None
+            if not isinstance(self.store, Store) or not isinstance(state, Tensor):
+                raise
+            step = _commit_of(state.tolist(), self.store)
             if step is None:
                 raise
-            store.go_back(step)
+            self.store.go_back(step)
             super().set_extra_state(state)
 
 
