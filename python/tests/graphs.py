@@ -62,9 +62,12 @@ def twin_of(model: kge.KnowledgeGraphModel) -> kge.KnowledgeGraphModel:
     table: Any = model.entities.table
     rows = torch.from_numpy(table.get(np.arange(table.num_embeddings)))
     entities = torch.nn.Embedding.from_pretrained(rows, freeze=False, sparse=True)
-    relations = torch.nn.Embedding.from_pretrained(
-        model.relations.weight.detach().clone(), freeze=False
-    )
+    if isinstance(model.relations, embedrock.nn.Embedding):
+        kinds: Any = model.relations.table
+        first = torch.from_numpy(kinds.get(np.arange(kinds.num_embeddings)))
+    else:
+        first = model.relations.weight.detach().clone()
+    relations = torch.nn.Embedding.from_pretrained(first, freeze=False)
     return kge.KnowledgeGraphModel(model.interaction, entities, relations)
 
 

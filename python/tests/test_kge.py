@@ -300,3 +300,25 @@ def test_widths_that_do_not_fit_are_refused(store: embedrock.Store) -> None:
         kge.KnowledgeGraphModel("distmult", entities, torch.nn.Embedding(3, 6))
     with pytest.raises(MisuseError, match="expected one of transe, distmult, complex, rotate"):
         kge.KnowledgeGraphModel("conve", entities, torch.nn.Embedding(3, 7))
+
+
+def test_relations_may_be_a_table_too(store: embedrock.Store) -> None:
+    def rows(name: str, count: int) -> embedrock.nn.Embedding:
+        return embedrock.nn.Embedding(count, DIM, store=store, name=name, optimizer="sgd")
+
+    model = kge.KnowledgeGraphModel("complex", rows("entities", ENTITIES), rows("kinds", RELATIONS))
+    twin = twin_of(model)
+    tables = embedrock.optim.SGD(model, lr=0.1)
+    twins = torch.optim.SGD(twin.parameters(), lr=0.1)
+    loader = embedrock.LookaheadLoader(batches(), model, keys_of=model.keys_of, announce=True)
+    for batch in loader:
+        losses = [one.loss(batch, "softmax", regularization=0.01) for one in (model, twin)]
+        for loss, optimizer in zip(losses, (tables, twins), strict=True):
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert float(losses[0].detach()) == pytest.approx(float(losses[1].detach()), abs=1e-5)
+    for name, module in (("entities", twin.entities), ("kinds", twin.relations)):
+        table = store.table(name)
+        found = table.get(np.arange(table.num_embeddings or 0))
+        assert np.abs(found - module.weight.detach().numpy()).max() < 1e-5
