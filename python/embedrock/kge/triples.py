@@ -149,11 +149,11 @@ def read(
     >>> from pathlib import Path
     >>> _ = Path("train.tsv").write_text("rain\\tmakes\\twet\\nsun\\tmakes\\tdry\\n")
     >>> _ = Path("test.tsv").write_text("rain\\tmakes\\tdry\\nsnow\\tmakes\\twet\\n")
-    >>> embedrock.kge.read("train.tsv", test="test.tsv", unknown="skip").test
-    array([[0, 0, 3]], dtype=int32)
-    >>> embedrock.kge.read("train.tsv", test="test.tsv")
-    Traceback (most recent call last):
-    embedrock.data.errors.DataError: test.tsv, line 2: entity 'snow' is not in train.tsv; ...
+    >>> graph = embedrock.kge.read("train.tsv", test="test.tsv", unknown="skip")
+    >>> graph.test, graph.skipped
+    (array([[0, 0, 3]], dtype=int32), {'test': 1})
+    >>> str(graph.first_skipped)[:52]
+    "test.tsv, line 2: entity 'snow' is not in train.tsv;"
     """
     choice("unknown", unknown, UNKNOWN)
     skip = flag("skip_bad_lines", skip_bad_lines)
