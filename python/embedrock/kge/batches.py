@@ -49,7 +49,8 @@ class TripleBatch:
 class TripleBatches:
     """Batches of triples, epoch after epoch, each epoch in an order of its own.
 
-    Iterating begins at the position, which ``state_dict`` tells and ``load_state_dict`` sets; a
+    Iterating begins at the position, behind the batch that was given last: a second iteration goes
+    on where the first one ended. ``state_dict`` tells it and ``load_state_dict`` sets it; a
     :class:`embedrock.LookaheadLoader` around it keeps it right whatever it has drawn ahead. The
     order of an epoch takes 8 bytes per triple.
 

@@ -24,7 +24,7 @@ from embedrock.table import Table
 
 __all__ = ["KnowledgeGraphModel", "RowConstraint", "dense_relations", "unit"]
 
-Rows: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
+BatchRows: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 """Heads, relations, tails and negatives."""
 Constrain: TypeAlias = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 
@@ -72,7 +72,7 @@ class KnowledgeGraphModel(nn.Module):  # type: ignore[misc]
         scores: Tensor = self.interaction(head, self.relations(relations), tail)
         return scores
 
-    def rows_of(self, batch: TripleBatch) -> Rows:
+    def rows_of(self, batch: TripleBatch) -> BatchRows:
         """Heads, relations, tails ``(B, ...)`` and negatives ``(N, D)`` of a batch.
 
         Blocking: waits for the rows of entities that are not in memory.
@@ -102,7 +102,7 @@ class KnowledgeGraphModel(nn.Module):  # type: ignore[misc]
         margin: float | None = None,
         temperature: float = 1.0,
         regularization: float = 0.0,
-        rows: Rows | None = None,
+        rows: BatchRows | None = None,
     ) -> Tensor:
         """The loss of a batch, by a name of ``embedrock.kge.LOSSES``; without ``margin`` that of
         the interaction.
