@@ -25,9 +25,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="train a model on your data, tables on storage",
         description=(
             "Trains a model of clicks on a file, or of a knowledge graph. Tables live in the store "
-            "with only --memory of them in DRAM. Ctrl-C finishes the step, commits and exits with status 130; a second one "
-            "leaves at once. With --resume the run goes on at its last commit, in the middle of "
-            "the data, and ends with the same bits as a run that never stopped."
+            "with only --memory of them in DRAM. Ctrl-C finishes the step, commits and exits with "
+            "status 130; a second one leaves at once. With --resume the run goes on at its last "
+            "commit, in the middle of the data, and ends with the same bits as a run that never "
+            "stopped."
         ),
         epilog=(
             "example: embedrock train --data clicks.tsv.gz --format criteo --memory 10% "
