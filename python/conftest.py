@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 from collections.abc import Iterator
 from functools import cache
@@ -12,6 +13,13 @@ import numpy as np
 import pytest
 
 import embedrock
+
+# Adapters of libraries that are not installed cannot be imported.
+collect_ignore = [
+    f"embedrock/adapters/{library}.py"
+    for library in ("pykeen",)
+    if importlib.util.find_spec(library) is None
+]
 
 # A shell that starts tests in the background has them ignore Ctrl-C, and some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -21,6 +21,7 @@ NEEDS_TORCH = {
     "bring_a_model",
     "commit_and_resume",
     "convert_model",
+    "knowledge_graph",
     "look_ahead",
     "pack_graph_features",
     "restore_best",
@@ -69,6 +70,7 @@ SAYS = {
         r"placed\.store: [1-4]\.\d pages a query of 15 rows\n"
     ),
     "go_back": r"kept \[1, 2, 3, 4\] best 2\nlooked at 2 2\.0\nkept \[1, 2, 3\]\n",
+    "knowledge_graph": r"MRR 0\.[1-4]\d, Hits@10 0\.[5-9]\d, 1 scan of the table\n",
     "look_ahead": r"announced \d+ of 100 batches\npassed over \d+\n",
     "move_or_copy": (
         r"copied step 1 with 10000 rows\ncopied\.store is at step 1 and equal\n"

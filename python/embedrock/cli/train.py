@@ -8,10 +8,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from embedrock.cli import output
+from embedrock.cli import output, train_graph
 from embedrock.data.csv import Columns
 from embedrock.errors import MisuseError
 from embedrock.models.registry import MODELS, described
+from embedrock.training.graph_recipes import MODELS as GRAPH_MODELS
 from embedrock.training.options import FORMATS, OPTIMIZERS
 
 EXIT_INTERRUPTED = 130
@@ -23,10 +24,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "train",
         help="train a model on your data, tables on storage",
         description=(
-            "Trains a click model on a file. Tables live in the store with only --memory of them "
-            "in DRAM. Ctrl-C finishes the step, commits and exits with status 130; a second one "
-            "leaves at once. With --resume the run goes on at its last commit, in the middle of "
-            "the data, and ends with the same bits as a run that never stopped."
+            "Trains a model of clicks on a file, or of a knowledge graph. Tables live in the store "
+            "with only --memory of them in DRAM. Ctrl-C finishes the step, commits and exits with "
+            "status 130; a second one leaves at once. With --resume the run goes on at its last "
+            "commit, in the middle of the data, and ends with the same bits as a run that never "
+            "stopped."
         ),
         epilog=(
             "example: embedrock train --data clicks.tsv.gz --format criteo --memory 10% "
@@ -34,7 +36,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
         ),
     )
     command.add_argument(
-        "--model", choices=tuple(MODELS), help="the model (dlrm); docs/models.md has their papers"
+        "--model",
+        choices=(*MODELS, *GRAPH_MODELS),
+        help=f"the model (dlrm); docs/models.md has their papers; {', '.join(GRAPH_MODELS)} are of "
+        "knowledge graphs, see below",
     )
     command.add_argument(
         "--model-option",
@@ -55,10 +60,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--format",
         choices=FORMATS,
-        required=True,
-        help="criteo: lines of label, 13 integers, 26 hex tokens; avazu: the csv with a header of "
-        "Kaggle's training set; movielens: ratings; csv: text of your own with a header, or "
-        "Parquet where pyarrow is installed, see below; sessions: lines of session, tab, its items",
+        help="of clicks; criteo: lines of label, 13 integers, 26 hex tokens; avazu: the csv with a "
+        "header of Kaggle's training set; movielens: ratings; csv: text of your own with a header, "
+        "or Parquet where pyarrow is installed, see below; sessions: lines of session, tab, its "
+        "items",
     )
     command.add_argument(
         "--store", type=Path, required=True, metavar="DIR", help="where tables are kept"
@@ -181,8 +186,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="write how the run went as JSON, and beside it as HTML with plots",
     )
     _add_reading_ahead(command)
+    train_graph.add_arguments(command)
     output.add_json(command)
     command.set_defaults(run=run)
+    train_graph.remember_defaults(command)
     return command
 
 
@@ -248,6 +255,11 @@ def _option(text: str) -> tuple[str, str]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains, prints what came of it."""
+    if arguments.model in GRAPH_MODELS:
+        return train_graph.run(arguments)
+    train_graph.refuse_for_clicks(arguments)
+    if arguments.format is None:
+        raise MisuseError(f"--format is missing, expected one of {', '.join(FORMATS)}")
     columns = _columns(arguments)
     from embedrock import report
     from embedrock.report import progress
