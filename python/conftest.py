@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,15 @@ import embedrock
 
 # A shell that starts tests in the background has them ignore Ctrl-C, and some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# A module of an adapter cannot be imported, and so has no examples to run, without its library.
+_NEEDS = {"pyg": "torch_geometric", "lightning.py": "pytorch_lightning", "hf.py": "transformers"}
+collect_ignore = [
+    f"embedrock/adapters/{name}"
+    for name, library in _NEEDS.items()
+    if importlib.util.find_spec(library) is None
+]
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ GROUPS = {
     "nn": "nn",
     "optim": "optim",
     "package": "",
+    "adapters": "adapters",
     "models": "models",
     "report": "report",
     "training": "training",
