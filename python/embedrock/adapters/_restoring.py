@@ -69,14 +69,19 @@ def go_back_for(model: nn.Module, store: Store, state_dict: Mapping[str, Any], n
     for key, module in module_states(model, store):
         saved = state_dict.get(key)
         commit = bond.commit_of(saved, store)
-        if commit is None or _fits(module, saved):
+        if commit is None:
             continue
         number, step = commit
-        if any(kept.step == step and kept.sequence != number for kept in store.commits()):
+        kept = store.commits()
+        if kept and kept[-1].sequence == number and store.uncommitted == (0, 0):
+            continue  # there already
+        if any(each.step == step and each.sequence != number for each in kept):
             continue  # the store has gone on by another way since
         try:
             store.go_back(step)
         except NotFoundError as error:
+            if _fits(module, saved):
+                continue  # nothing has changed since
             raise NotFoundError(
                 f"{named} was saved beside the commit of step {step}, and {error}, as many as "
                 f"there are checkpoints to load"

@@ -188,7 +188,7 @@ def _opened(source: Any) -> Iterator[tuple[Any, Iterator[Any], int | None, str]]
     if not isinstance(source, (str, os.PathLike)):
         reader = pyarrow.RecordBatchReader.from_stream(source)
         with reader:
-            yield reader.schema, iter(reader), None, f"source, a {type(source).__name__},"
+            yield reader.schema, iter(reader), None, f"source ({type(source).__name__})"
         return
     path = named_path("source", source)
     if not path.exists():

@@ -88,7 +88,9 @@ def lightning_trainer(
     pl = pytest.importorskip("pytorch_lightning")
     from embedrock.adapters.lightning import Commits
 
-    best = pl.callbacks.ModelCheckpoint(folder, monitor="worse", save_last=True, **options)
+    best = pl.callbacks.ModelCheckpoint(
+        folder, monitor="worse", save_top_k=-1, save_last=True, **options
+    )
     trainer = pl.Trainer(
         max_epochs=epochs,
         callbacks=[best, Commits(store)],
@@ -133,6 +135,7 @@ def test_lightning_goes_on_from_its_last_checkpoint_as_without_a_break(tmp_path:
     results = []
     for name, parts in (("whole", [3]), ("parts", [2, 3])):
         folder = tmp_path / name
+        folder.mkdir()
         for epochs in parts:
             with embedrock.open(folder / "store", memory="4MiB", keep=6) as store:
                 torch.manual_seed(0)
@@ -220,6 +223,7 @@ def test_hf_trainer_restores_the_rows_of_the_best(
 def test_hf_trainer_resumes_as_without_a_break(tmp_path: Path) -> None:
     results = []
     for name, parts in (("whole", [3]), ("parts", [2, 3])):
+        (tmp_path / name).mkdir()
         for epochs in parts:
             with embedrock.open(tmp_path / name / "store", memory="4MiB", keep=6) as store:
                 trainer, _ = hf_trainer(tmp_path / name, store, epochs, save_strategy="epoch")
