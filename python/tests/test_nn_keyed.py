@@ -138,6 +138,15 @@ def test_a_dict_of_features_that_several_tables_read(store: embedrock.Store) -> 
     assert keys == {"items": 8, "shops": 3}
 
 
+def test_a_model_finds_its_features_in_a_batch_for_look_ahead(store: embedrock.Store) -> None:
+    model = torch.nn.ModuleDict({"bags": nn.EmbeddingBagCollection(TABLES, store=store)})
+    steps = [(torch.rand(3, 2), batch()) for _ in range(3)]
+    loader = embedrock.LookaheadLoader(steps, model, announce=True)
+    for _, keyed in loader:
+        model["bags"](keyed)
+    assert loader.stats()["announced"] == 3
+
+
 def test_what_models_ask_a_collection_for(store: embedrock.Store) -> None:
     bags = nn.EmbeddingBagCollection([Config("words", 4)], store=store)
     (config,) = bags.embedding_bag_configs()

@@ -75,7 +75,8 @@ def go_back_for(model: nn.Module, store: Store, state_dict: Mapping[str, Any], n
         kept = store.commits()
         if kept and kept[-1].sequence == number and store.uncommitted == (0, 0):
             continue  # there already
-        if any(each.step == step and each.sequence != number for each in kept):
+        same = [each.sequence for each in kept if each.step == step]
+        if same and same[-1] != number:
             continue  # the store has gone on by another way since
         try:
             store.go_back(step)

@@ -18,7 +18,7 @@ import embedrock  # noqa: E402
 from embedrock import nn, optim, weights  # noqa: E402
 from embedrock.adapters import pyg  # noqa: E402
 
-NODES, DIM, KINDS, STEPS, BATCH = 40_000, 64, 5, 50, 64
+NODES, DIM, KINDS, STEPS, BATCH = 20_000, 64, 5, 50, 32
 LR = 0.5
 
 
@@ -86,6 +86,6 @@ def test_losses_and_rows_are_those_of_the_model_in_memory(tmp_path: Path, layer:
         stats = store.stats()
         found = torch.from_numpy(rows.table.get(torch.arange(NODES)))
         store.commit(1)
-    assert stats["misses"] > 20_000
+    assert stats["misses"] > 30_000
     assert len(losses) == STEPS and losses == pytest.approx(expected, abs=1e-5)
     torch.testing.assert_close(found, theirs.embeddings.weight.detach(), rtol=0, atol=1e-5)

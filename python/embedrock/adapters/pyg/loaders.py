@@ -58,7 +58,7 @@ class _Announcing:
                     f"edges would lead beyond it"
                 )
         stores = {id(table.store): table.store for table in tables}
-        if features is not None:
+        if features is not None and features.tables:
             stores.setdefault(id(features.store), features.store)
         if len(stores) > 1:
             raise MisuseError(
