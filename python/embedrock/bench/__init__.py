@@ -45,6 +45,7 @@ BENCHES = {
     "race": "one trace on this and other stores, against the device's own rate",
     "lookahead": "what it is worth to know the next batches",
     "demo": "training a DLRM to the end, and its speed: out of core, in memory, plain PyTorch",
+    "gnn": "graph neural networks with rows at a tenth of their memory, beside all in memory",
     "loops": "what speed to expect, by training, memory, and what else computes",
 }
 """Every bench by name, and what it measures."""

@@ -128,8 +128,8 @@ def for_model(model: Any) -> KeysOf:
     model with such modules inside, each one looks into the batch for what it reads, by name: in
     the batch, if it is a mapping, or in the mappings within it, if it is a tuple or list. An
     ``EmbeddingBagCollection`` looks for its features, or for a ``KeyedJaggedTensor`` that has them,
-    the others for the name of their table, else
-    for the name that they have in the model (``"user.embedding"``).
+    the others for the name of their table, else for the name that they have in the model
+    (``"user.embedding"``).
 
     Errors: ``MisuseError`` for what is no model with tables, and, when it is called, for a batch
     in which a name is missing, with what there was.

@@ -114,8 +114,8 @@ class FeatureStore(torch_geometric.data.FeatureStore):  # type: ignore[misc]
     >>> features["paper", "y", None] = torch.tensor([0, 1, 0])
     >>> features["paper", "x", torch.tensor([2, 0])].shape
     torch.Size([2, 8])
-    >>> [*store.tables]
-    ['features.paper.x']
+    >>> store.tables["features.paper.x"].num_embeddings
+    3
     """
 
     def __init__(
