@@ -68,11 +68,11 @@ class KeyedTensor:
 
 def batch(weighted: bool = False, **odd: Any) -> KeyedJaggedTensor:
     """Three samples of the features a, b and c."""
-    generator = torch.Generator().manual_seed(3)
+    generator, other = (torch.Generator().manual_seed(seed) for seed in (3, 4))
     features = {}
     for name, lengths in (("a", [2, 0, 3]), ("b", [1, 1, 1]), ("c", [0, 0, 4])):
         values = torch.randint(0, 9, (sum(lengths),), generator=generator)
-        some = torch.rand(len(values), generator=generator) if weighted else None
+        some = torch.rand(len(values), generator=other) if weighted else None
         features[name] = JaggedTensor(values, torch.tensor(lengths), some)
     return KeyedJaggedTensor(features, **odd)
 

@@ -197,7 +197,7 @@ def _link(report: Report, options: argparse.Namespace, name: str, graph: Graph) 
     with workspace(options, needed) as place, _opened(options, place) as store:
         size = (graph.num_nodes, EMBEDDED)
         mine = embedrock.nn.Embedding(*size, store=store, name="nodes", optimizer="adagrad")
-        embedrock.weights.load(mine.table, first)
+        embedrock.weights.load(store.table("nodes"), first)
         store.commit(0)
         found[""] = _auc(options, graph, parts, mine, embedrock.optim.Adagrad)
         store.commit(1)

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from embedrock._arguments import flag, instance, named_path, shown
+from embedrock._arguments import flag, instance, named_path, shown, text
 from embedrock._arrays import crossing_dtype
 from embedrock._optional import missing
 from embedrock.errors import (
@@ -60,7 +60,8 @@ def to_arrow(table: Table, *, name: str = _EMBEDDING, state: bool = False) -> An
     ['key', 'embedding']
     """
     pyarrow = _pyarrow("embedrock.weights.to_arrow")
-    schema, batches, _ = _out(instance("table", table, Table), name, flag("state", state))
+    instance("table", table, Table)
+    schema, batches, _ = _out(table, text("name", name), flag("state", state))
     return pyarrow.RecordBatchReader.from_batches(schema, batches)
 
 
@@ -323,7 +324,7 @@ class _Columns:
                 f"{self._told} has {len(others)} columns of lists of floating-point values, "
                 f"expected one, or name=; its columns are {self._all()}"
             )
-        return others[0]
+        return str(others[0])
 
     def _check_width(self, name: str, width: int, what: str) -> None:
         kind = self._there[name]

@@ -72,7 +72,7 @@ class _Attribute:
         if missing.any():
             wrong = int(ids[missing][0])
             raise KeyRangeError(f"{named} has no row of id {wrong}: it was put with other ids")
-        return cast(Ids, order[found])
+        return order[found]
 
 
 class FeatureStore(torch_geometric.data.FeatureStore):  # type: ignore[misc]
