@@ -207,6 +207,27 @@ def test_a_table_that_is_made_at_a_server_is_there_after_its_end(empty: Path) ->
         assert [*store.tables] == ["ads", "plain", "named"] and store.step == 1
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"rounding": ""}, {"storage": ""}, {"storage": "tape"}, {"capacity": 0}, {"dtype": "int2"}],
+)
+def test_tables_of_a_server_refuse_the_arguments_that_a_store_here_refuses(
+    wrong: dict[str, Any], empty: Path, tmp_path: Path
+) -> None:
+    """An empty text was no text at all to a server."""
+    said = []
+    with (
+        serving(empty) as served,
+        embedrock.connect(served.url) as remote,
+        embedrock.open(tmp_path / "here.store", "16MiB") as here,
+    ):
+        for store in (remote, here):
+            with pytest.raises(MisuseError, match=next(iter(wrong))) as caught:
+                store.table("fresh", 4, **wrong)
+            said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
 def test_a_server_that_reads_gives_inference_and_makes_no_table(
     empty: Path, tmp_path: Path
 ) -> None:

@@ -35,7 +35,7 @@ pub use log::{ClassNeed, choose_segment, seed_of_file};
 pub use page::PageLayout;
 pub use placement::{Freeze, FreezePlan, Placement};
 pub use pmem::{
-    Region, Resize, Writer as RegionWriter, has_regions, remove_other_regions, resize,
+    LentRows, Region, Resize, Writer as RegionWriter, has_regions, remove_other_regions, resize,
     table_of_region,
 };
 pub use read::{Found, PageAddress, PageSource, Resolved, Want};
