@@ -201,7 +201,10 @@ class FeatureStore(torch_geometric.data.FeatureStore):  # type: ignore[misc]
                 made.table.put(np.arange(start, stop), block, reset_state=True, non_finite="apply")
         else:
             made.array = torch.from_numpy(np.array(rows)) if isinstance(rows, np.ndarray) else rows
+        before = self._attributes.get(key)
         self._keep(key, made)
+        if before is not None and before.name != made.name:
+            _empty(before)
         return True
 
     def _get_tensor(self, attr: Any) -> Any:
@@ -240,9 +243,7 @@ class FeatureStore(torch_geometric.data.FeatureStore):  # type: ignore[misc]
         if found is None:
             return False
         self._write_list()
-        if found.table is not None and found.owned:
-            for start, stop in _blocks(found.table, found.shape[0]):
-                found.table.delete(np.arange(start, stop))
+        _empty(found)
         return True
 
     def _get_tensor_size(self, attr: Any) -> tuple[int, ...] | None:
@@ -356,6 +357,13 @@ def _of_table(table: Table) -> _Attribute:
     made = _Attribute((size, table.embedding_dim), getattr(torch, dtype), name=table.name)
     made.table, made.owned = table, False
     return made
+
+
+def _empty(attribute: _Attribute) -> None:
+    """Gives the disk back that the rows of an attribute that is gone have taken."""
+    if attribute.table is not None and attribute.owned:
+        for start, stop in _blocks(attribute.table, attribute.shape[0]):
+            attribute.table.delete(np.arange(start, stop))
 
 
 def _named(key: Key) -> str:
