@@ -14,10 +14,16 @@ import pytest
 
 import embedrock
 
-# Adapters of libraries that are not installed cannot be imported.
+# A module of an adapter cannot be imported, and so has no examples to run, without its library.
+_NEEDS = {
+    "hf.py": "transformers",
+    "lightning.py": "pytorch_lightning",
+    "pyg": "torch_geometric",
+    "pykeen.py": "pykeen",
+}
 collect_ignore = [
-    f"embedrock/adapters/{library}.py"
-    for library in ("pykeen",)
+    f"embedrock/adapters/{name}"
+    for name, library in _NEEDS.items()
     if importlib.util.find_spec(library) is None
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import signal
@@ -33,6 +34,15 @@ NEEDS_TORCH = {
     "tutorial_train",
     "workers",
 }
+
+NEEDS = {
+    "hf_trainer": "transformers",
+    "lightning_trainer": "pytorch_lightning",
+    "rows_in_parquet": "pyarrow",
+    "torchrec_model": "torchrec",
+    "train_on_a_graph": "torch_geometric",
+}
+"""Other libraries, which `make adapters` has, but for TorchRec."""
 
 NEEDS_BROKER = {"follow_a_topic"}
 """Run by test_kafka.py, which has one."""
@@ -71,6 +81,8 @@ SAYS = {
     ),
     "go_back": r"kept \[1, 2, 3, 4\] best 2\nlooked at 2 2\.0\nkept \[1, 2, 3\]\n",
     "knowledge_graph": r"MRR 0\.[1-4]\d, Hits@10 0\.[5-9]\d, 1 scan of the table\n",
+    "hf_trainer": r"(?s:.*)trained to step 32 and back to that of step (4|8|12|16|20|24|28)\n",
+    "lightning_trainer": r"trained to step 32\nrows of the best, step (4|8|12|16|20|24|28)\n",
     "look_ahead": r"announced \d+ of 100 batches\npassed over \d+\n",
     "move_or_copy": (
         r"copied step 1 with 10000 rows\ncopied\.store is at step 1 and equal\n"
@@ -98,7 +110,14 @@ SAYS = {
         r"refused: call store\.go_back\(1\) first\n<All keys matched successfully> at step 1\n"
     ),
     "server": (r"\[1\. 1\. 0\.\] \[ True  True False\]\n0\.5 at step 2\nended with 0\n"),
+    "rows_in_parquet": (
+        r"\['key', 'embedding', 'state'\]\nequal, state too: True\n59 rows of small keys\n"
+    ),
     "serve": r"step 2: row 7 is 0\.75\nstep 3: row 7 is 0\.5\n",
+    "torchrec_model": r"loss 0\.[5-9]\d to 0\.[0-3]\d\n",
+    "train_on_a_graph": (
+        r"accuracy 0\.9\d of nodes that were not trained\ntables features\.x, nodes\n"
+    ),
     "train_at_a_server": (r"(trainer \d: loss 0\.[56]\d to 0\.00\d\d\n){2}committed at step 150\n"),
     "when_something_breaks": (
         r"BudgetError: .* give at least memory=.+\n"
@@ -147,6 +166,8 @@ def test_every_script_is_run_here() -> None:
 def test_a_script_runs_and_says_what_its_page_says(script: str, tmp_path: Path) -> None:
     if script in NEEDS_TORCH:
         pytest.importorskip("torch")
+    if script in NEEDS and importlib.util.find_spec(NEEDS[script]) is None:
+        pytest.skip(f"{NEEDS[script]} is not installed")
     said = run(tmp_path, script)
     assert re.fullmatch(SAYS[script], said), said
 

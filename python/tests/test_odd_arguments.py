@@ -230,6 +230,7 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         lambda w: {"table": w.dense, "path": w.new_path().with_suffix(".npy")},
     ),
     "weights.load": (lambda w: weights.load, lambda w: {"table": w.table, "source": rows(w)}),
+    "weights.to_arrow": (lambda w: weights.to_arrow, lambda w: {"table": w.table}),
     "weights.to_torch": (lambda w: weights.to_torch, lambda w: {"table": w.dense}),
     "nn.Embedding": (
         lambda w: nn.Embedding,

@@ -1,4 +1,4 @@
-"""Other libraries over tables: a module for each, which imports its library when it is imported.
+"""Adapters to libraries around PyTorch, a module for each: ``embedrock.adapters.pyg`` and others.
 
-None of these libraries is needed by anything else in the package.
+A module imports its library when it is imported itself; none is needed by the package.
 """
