@@ -16,8 +16,10 @@ _OWN = (
     *("negatives", "loss", "margin", "temperature", "regularization"),
     *("initial", "unit_rows", "unknown"),
 )
-_OF_CLICKS = ("format", "label", "categorical", "dense", "bottom", "top", "holdout")
-_OF_CLICKS += ("model_options",)
+_OF_CLICKS = (
+    *("format", "label", "categorical", "dense", "bottom", "top", "holdout"),
+    "model_options",
+)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
