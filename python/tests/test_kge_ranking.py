@@ -173,6 +173,15 @@ def test_what_cannot_be_ranked_is_refused(small: Any) -> None:
         kge.rank(model, TRIPLES[:1], sides=["tails"])
     with pytest.raises(MisuseError, match=r"expected whole numbers \(N, 3\)"):
         kge.rank(model, np.zeros((2, 2), np.int64))
+    answers = {*TRIPLES[:1, [0, 2]].ravel().tolist()}
+    other = min({*range(300)} - answers)
+    table = model.entities.table
+    kept = table.get([other])
+    table.put([other], np.full_like(kept, np.nan), non_finite="apply")
+    # It would be beaten by the answers: NaN is not greater.
+    with pytest.raises(NonFiniteError, match=f"row of entity {other} has NaN"):
+        kge.rank(model, TRIPLES[:1])
+    table.put([other], kept)
     with torch.no_grad():
         model.relations.weight[:] = torch.nan
     with pytest.raises(NonFiniteError, match="score of query"):

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from embedrock._arguments import instance
+from embedrock._loading import is_dense_only
 from embedrock._rows import RowStore, here
 from embedrock.errors import MismatchError, NotFoundError, UnsupportedError
 from embedrock.nn import bond
@@ -64,8 +65,13 @@ def go_back_for(model: nn.Module, store: Store, state_dict: Mapping[str, Any], n
 
     What it does not say is left to the check of modules, which refuses rows of other steps.
 
+    Rows stay as they are within ``embedrock.nn.loading_dense_only``, in which also
+    ``embedrock.resume`` loads.
+
     Errors: ``NotFoundError`` where its commit is not kept.
     """
+    if is_dense_only():
+        return
     for key, module in module_states(model, store):
         saved = state_dict.get(key)
         commit = bond.commit_of(saved, store)

@@ -218,6 +218,7 @@ def rank_queries(
     sides = {side: _Side(one, rows, block, chunk) for side, one in queries.items()}
     if any(len(one) for one in queries.values()):
         for ids, tile in _tiles(rows, chunk):
+            _check_finite(ids, tile)
             for side in sides.values():
                 side.count(ids, tile)
     results = {side: one.results() for side, one in sides.items()}
@@ -329,6 +330,20 @@ def _tiles(rows: EntityRows, chunk: int) -> Iterator[tuple[Ids, Tensor]]:
                 tile = None
     if tile is not None:
         yield np.concatenate(held), tile
+
+
+def _check_finite(ids: Ids, tile: Tensor) -> None:
+    """A candidate whose score is NaN would be beaten by every answer.
+
+    Errors: ``NonFiniteError`` that names the first entity.
+    """
+    is_finite = tile.isfinite()
+    if not bool(is_finite.all()):
+        place = int(torch.nonzero(~is_finite)[0][0])
+        raise NonFiniteError(
+            f"the row of entity {int(ids[place])} has NaN or infinite values, with which no rank "
+            f"means anything; go back to a commit before them, or put other rows"
+        )
 
 
 def _padded(rows: Tensor, size: int) -> Tensor:

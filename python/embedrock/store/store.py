@@ -502,7 +502,8 @@ class Store(Handle):
         A reader that another thread refreshes meanwhile begins again at the new commit, up to four
         times, where rows that came already are passed over.
 
-        Blocking: until done; other threads' verbs, commits and refreshes go on meanwhile.
+        Blocking: until done; other threads' verbs, commits and refreshes go on meanwhile, but disk
+        that they release is not used again before it ends.
 
         >>> store.commit(step=1).step
         1

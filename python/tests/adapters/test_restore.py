@@ -261,6 +261,21 @@ def test_accelerate_restores_what_was_saved(opened: embedrock.Store, tmp_path: P
 
 
 # A loop of one's own: no adapter at all.
+def test_rows_stay_where_the_dense_part_alone_is_loaded(opened: embedrock.Store) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from embedrock.adapters.hf import commit_with
+
+    model = Rows(opened)
+    commit_with(accelerate.Accelerator(cpu=True), opened)
+    model.rows.table.put([3], torch.ones(1, DIM).numpy())
+    opened.commit(1)
+    saved = model.state_dict()
+    model.rows.table.put([3], torch.zeros(1, DIM).numpy())
+    with nn.loading_dense_only():
+        model.load_state_dict(saved)
+    assert not model.rows.table.get([3]).any()
+
+
 def test_a_plain_loop_restores_the_best(opened: embedrock.Store) -> None:
     model = Rows(opened)
     optimizer = together(model)

@@ -111,6 +111,8 @@ impl Loans {
 /// long. Returns how many.
 fn tend(ring: &Ring) -> usize {
     let mut ring = ring.lock();
+    // A later send may have learnt that an earlier one has ended, before its thread has.
+    ring.landed_mut().for_each(Flight::give_back);
     // What the kernel tells of others is left for their thread, which it wakes.
     if !ring.in_flight().any(|flight| flight.is_late(Duration::ZERO)) {
         return 0;

@@ -215,7 +215,7 @@ impl Inner {
                 kept[at].0
             ),
             None => {
-                "restore from a copy: no other commit that is kept has a whole state".to_owned()
+                "restore from a copy: no earlier commit that is kept has a whole state".to_owned()
             }
         };
         Error::new(ErrorKind::Corrupt, format!("{}; {way_out}", damage.message()))

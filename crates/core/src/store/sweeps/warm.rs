@@ -46,7 +46,7 @@ impl Store {
     /// came already are passed over; after four moves it returns with what came.
     ///
     /// *Errors*: as `get`. *Blocking*: until done; other threads' verbs, commits and refreshes go
-    /// on meanwhile.
+    /// on meanwhile, but disk that they release is not used again before it ends.
     pub fn warm(&self) -> Result<u64> {
         let inner = &*self.inner;
         let _timed = Timed::new(&inner.metrics.verb_ns);

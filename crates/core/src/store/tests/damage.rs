@@ -289,7 +289,7 @@ fn damage_of_a_state_that_commits_share_names_one_that_has_another() {
     // A commit that shares it is refused so, too, where it would have to be copied; here it shares.
     store.commit_with_last_state(5, "").unwrap();
     let said = store.state().unwrap_err();
-    assert!(said.message().ends_with("no other commit that is kept has a whole state"), "{said}");
+    assert!(said.message().ends_with("no earlier commit that is kept has a whole state"), "{said}");
     drop(store);
     let earlier = Store::open(&path, StoreOptions { step: Some(2), ..keeping(4) }).unwrap();
     assert_eq!(earlier.state().unwrap_err().kind(), ErrorKind::Corrupt);
