@@ -267,9 +267,14 @@ def test_the_service_tutorial_trains_serves_pulls_and_moves_on(tmp_path: Path) -
 def test_every_block_of_python_in_the_tutorial_and_the_how_to_pages_is_a_script() -> None:
     pages = [*(ROOT / "docs").glob("tutorial*.md"), *(ROOT / "docs" / "how-to").glob("*.md")]
     opened = [
-        line for page in pages for line in page.read_text().splitlines() if line.startswith("```py")
+        (page.name, line)
+        for page in pages
+        for line in page.read_text().splitlines()
+        if line.startswith("```py")
     ]
     named = re.compile(r'```python title="examples/(\w+)\.py"')
-    found = [match[1] for line in opened if (match := named.fullmatch(line))]
-    assert len(found) == len(opened)
+    found = [match[1] for _, line in opened if (match := named.fullmatch(line))]
+    # Three lines for each of several libraries, beside which python/tests/adapters runs them.
+    bare = [page for page, line in opened if not named.fullmatch(line)]
+    assert {*bare} <= {"convert.md"}
     assert sorted(found) == sorted({*SAYS, *TUTORIALS, *NEEDS_BROKER})

@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--graphs", nargs="+", choices=[RING, *GRAPHS], default=[RING, *GRAPHS], help="to train on"
     )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="to be trained"
+    )
     parser.add_argument("--epochs", type=int, help="of each; the model's own by default")
     parser.add_argument("--dim", type=int, help="values per entity; the model's own by default")
     parser.add_argument("--batch", type=int, help="triples a step; the model's own by default")
