@@ -194,6 +194,11 @@ def test_a_table_that_is_made_at_a_server_is_there_after_its_end(empty: Path) ->
                 (b"new", {}, "'new' without embedding_dim"),
                 (b"new", {"embedding_dim": 0}, "embedding_dim"),
                 (b"new", {"embedding_dim": 2, "width": 3}, "unknown field `width`"),
+                (
+                    b"new",
+                    {"embedding_dim": 2, "storage": "pages"},
+                    "which `embedrock freeze` writes",
+                ),
                 (b"new", {"embedding_dim": 2, "optimizer": "adamax"}, "unknown variant `adamax`"),
                 (b"new", b"{", "EOF while parsing"),
                 (b"new", b"\xff", "JSON is no UTF-8"),
