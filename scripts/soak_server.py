@@ -539,7 +539,7 @@ def main() -> int:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--minutes", type=float, default=30, help="behind the warm-up (30)")
-    parser.add_argument("--warm-up", type=float, default=60.0, help="in seconds (60)")
+    parser.add_argument("--warm-up", type=float, default=300.0, help="in seconds (300)")
     parser.add_argument("--clients", type=int, default=4, help="threads with load, 1 to 16 (4)")
     parser.add_argument("--growth", type=float, default=0.05, help="of memory, at most (0.05)")
     parser.add_argument(
