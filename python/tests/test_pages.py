@@ -122,7 +122,7 @@ def test_every_page_of_docs_is_on_the_site() -> None:
 
 def test_the_reference_has_every_public_name() -> None:
     text = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
-    listed = set(re.findall(r"^\.\. auto\w+:: (embedrock\.[\w.]+)$", text, re.MULTILINE))
+    listed = set(re.findall(r"^\.\. (?:auto\w+|data):: (embedrock\.[\w.]+)$", text, re.MULTILINE))
     whole_modules = {"errors", "initializers", "nn", "optim", "optimizers", "placement"}
     whole_modules |= {"follow", "kge", "trace", "weights"}
     single = set(embedrock.__all__) - whole_modules - {"__version__"}
