@@ -33,10 +33,10 @@ def options_of(tmp_path: Path, store: str, model: str = "distmult", **given: Any
     rest = {name: value for name, value in given.items() if name not in recipe}
     chosen = {"memory": "64MiB", "threads": 1, "commit_every": 4, "unknown": "skip"}
     return GraphOptions(
-        tmp_path / "graph",
-        model,
-        tmp_path / store,
-        GraphRecipe.of_model(model, recipe),
+        data=tmp_path / "graph",
+        model=model,
+        store=tmp_path / store,
+        recipe=GraphRecipe.of_model(model, recipe),
         **{"given": frozenset(recipe), **chosen, **rest},
     )
 

@@ -62,10 +62,10 @@ def options(tmp_path: Path, which: str, store: str, **more: Any) -> TrainOptions
     given = {"model": model, "model_options": SMALL[model], "epochs": 2, "embedding_dim": 4}
     recipe = Recipe.of_format(data_format, {**given, "batch_size": 64, "lr": 0.1})
     return TrainOptions(
-        data,
-        data_format,
-        tmp_path / store,
-        recipe,
+        data=data,
+        format=data_format,
+        store=tmp_path / store,
+        recipe=recipe,
         columns=COLUMNS if data_format == "csv" else None,
         **{"given": frozenset(given), "commit_every": 3, "memory": "64MiB", "threads": 1, **more},
     )

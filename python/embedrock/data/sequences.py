@@ -13,7 +13,6 @@ seed alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from embedrock.data.batch import Batch, Feature, Position
 from embedrock.data.crosses import CLICK_FROM_RATING, dense_features
 from embedrock.data.errors import DataError
 from embedrock.data.hashing import combine
-from embedrock.data.memory import Column, epoch_order
+from embedrock.data.memory import Column, HeldInMemory
 from embedrock.data.movielens import Ratings
 from embedrock.data.text import TextStream
 
@@ -70,7 +69,7 @@ class Histories:
         return used
 
 
-class SequenceDataset:
+class SequenceDataset(HeldInMemory):
     """Samples in time order, the last of them held out, with histories. See `Dataset`.
 
     Its features are the columns, of which one is the item, then the histories and what stands
@@ -97,7 +96,7 @@ class SequenceDataset:
         self.labels = labels
         self.num_dense = dense.shape[1]
         self.num_test = num_test
-        self.shuffle_seed = shuffle_seed
+        self.shuffle_seed: int | None = shuffle_seed
         trained = self.num_train()
         used = histories.used(trained)
         keys = {feature: column.head(trained) for feature, column in columns.items()}
@@ -106,23 +105,6 @@ class SequenceDataset:
         self.features = [Feature(feature, rows[feature]) for feature in columns]
         sequence = Feature(HISTORY, rows[ITEM], table=ITEM, is_sequence=True)
         self.features += [sequence, replace(sequence, name=NEGATIVES)]
-
-    def num_train(self) -> int:
-        """Samples of an epoch."""
-        return len(self.labels) - self.num_test
-
-    def train_batches(self, batch_size: int, start: Position) -> Iterator[Batch]:
-        """See `Dataset`; the order depends on the shuffle seed and the epoch only."""
-        order = epoch_order(self.num_train(), self.shuffle_seed, start.epoch)
-        for batch in range(start.batch, -(-len(order) // batch_size)):
-            samples = order[batch * batch_size : (batch + 1) * batch_size]
-            yield self._batch(samples, Position(start.epoch, batch + 1))
-
-    def test_batches(self, batch_size: int) -> Iterator[Batch]:
-        """See `Dataset`; in order of time."""
-        order = np.arange(self.num_train(), len(self.labels))
-        for first in range(0, len(order), batch_size):
-            yield self._batch(order[first : first + batch_size], Position())
 
     def _batch(self, samples: NDArray[np.int64], following: Position) -> Batch:
         gathered = [column.gather(samples) for column in self.columns.values()]

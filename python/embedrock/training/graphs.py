@@ -19,34 +19,30 @@ import torch
 
 import embedrock
 from embedrock import kge
-from embedrock.ahead.window import WINDOW_GROUP
 from embedrock.commits import PendingCommit
 from embedrock.data.text import Head
-from embedrock.errors import EmbedrockError, MismatchError, MisuseError, NotFoundError
+from embedrock.errors import EmbedrockError, MismatchError, MisuseError
 from embedrock.initializers import uniform
 from embedrock.kge.triples import files_of
 from embedrock.observe.step_report import StepReport
 from embedrock.report.progress import Sink, Task
 from embedrock.store import Store
+from embedrock.training.batches import ReadAhead
 from embedrock.training.graph_options import GraphOptions
 from embedrock.training.history import History
 from embedrock.training.interrupt import Interrupt
+from embedrock.training.stored import (
+    PROGRAM,
+    check_continues,
+    create,
+    open_stored,
+    row_optimizer,
+    stored_run,
+)
 from embedrock.training.trainer import Seconds
 
-PROGRAM = "embedrock train"
 _SHOWN_LOSSES = 100
 _REPORT_ROWS = 200
-_KEEP = 2
-
-_WITH_EPS = {
-    kind.kind: kind
-    for kind in (
-        embedrock.optim.Adagrad,
-        embedrock.optim.RowWiseAdagrad,
-        embedrock.optim.Adam,
-        embedrock.optim.RowWiseAdam,
-    )
-}
 
 
 class GraphTrainer:
@@ -123,7 +119,7 @@ class _Run:
     triples: int = 0
     seconds: float = 0.0
     interrupted: bool = False
-    ahead: dict[str, Any] = field(default_factory=dict)
+    ahead: ReadAhead[kge.TripleBatch] | None = None
 
     def commit(self, *, wait: bool) -> None:
         """Makes the current step durable; does nothing where it is. Without `wait` training goes on
@@ -141,6 +137,7 @@ class _Run:
                 "program": PROGRAM,
                 "settings": self.options.fixed(),
                 "changeable": self.options.changeable(),
+                "max_disk_bytes": self.options.max_disk_bytes,
                 "data": self.heads,
             }
             trainer = self.trainer
@@ -197,10 +194,8 @@ def train(options: GraphOptions, sink: Sink) -> dict[str, Any]:
 
 def _begin(options: GraphOptions, sink: Sink, stack: contextlib.ExitStack) -> _Run:
     """Opens data and store, makes the model, and goes to the last commit if that was asked for."""
-    store, stored = None, None
-    with contextlib.suppress(NotFoundError):
-        store = stack.enter_context(_open(options, create=False))
-        stored = _stored_run(store, options)
+    store = open_stored(options, stack)
+    stored = None if store is None else stored_run(store, options)
     if stored is not None:
         options = _continuing(stored, options)
     options.check_pipeline()
@@ -215,7 +210,7 @@ def _begin(options: GraphOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
         counts = ", ".join(f"{count} of {what}" for what, count in graph.skipped.items())
         print(f"skipped {counts}, the first: {graph.first_skipped}", file=sys.stderr)
     if store is None:
-        store = stack.enter_context(_open(options))
+        store = create(options, stack)
     recipe = options.recipe
     entities = embedrock.nn.Embedding(
         len(graph.entities),
@@ -235,11 +230,7 @@ def _begin(options: GraphOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
         entity_bound=recipe.initial,
     )
     model = kge.KnowledgeGraphModel(options.model, entities, relations)
-    rows: torch.optim.Optimizer
-    if recipe.optimizer == "sgd":
-        rows = embedrock.optim.SGD(model, lr=recipe.lr)
-    else:
-        rows = _WITH_EPS[recipe.optimizer](model, lr=recipe.lr, eps=recipe.eps)
+    rows = row_optimizer(model, recipe)
     dense = torch.optim.Adagrad(relations.parameters(), lr=recipe.dense_lr)
     trainer = GraphTrainer(model, [rows, dense], options)
     batches = kge.TripleBatches(
@@ -267,38 +258,6 @@ def _begin(options: GraphOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
     )
 
 
-def _open(options: GraphOptions, *, create: bool = True) -> Store:
-    return embedrock.open(
-        options.store,
-        options.memory,
-        seed=options.seed,
-        max_disk_bytes=options.max_disk_bytes,
-        io=options.io,
-        policy=options.policy,
-        window_bytes=options.window_bytes,
-        window_group=WINDOW_GROUP if options.window_group is None else options.window_group,
-        keep=_KEEP,
-        create=create,
-    )
-
-
-def _stored_run(store: Store, options: GraphOptions) -> dict[str, Any] | None:
-    """What the store says of the run that it holds; None when it holds none."""
-    if store.step is None:
-        return None
-    if not options.resume:
-        raise MisuseError(
-            f"{store.path} holds a run at step {store.step}; add --resume to go on with it, "
-            f"or name another --store"
-        )
-    meta = store.meta
-    if not isinstance(meta, dict) or meta.get("program") != PROGRAM:
-        raise MismatchError(
-            f"{store.path} was not written by embedrock train; name another --store"
-        )
-    return meta
-
-
 def _continuing(stored: dict[str, Any], options: GraphOptions) -> GraphOptions:
     """The options with which a stored run goes on: its own, except for what was asked for."""
     settings, changeable = stored["settings"], stored.get("changeable", {})
@@ -308,16 +267,7 @@ def _continuing(stored: dict[str, Any], options: GraphOptions) -> GraphOptions:
             f"{settings.get('model', 'dlrm')}; pass that, or name another --store"
         )
     options = options.continuing({**settings, **changeable})
-    for name, value in options.fixed().items():
-        if settings.get(name) != value:
-            raise MismatchError(
-                f"{name} is {value}, but the run in {options.store} has {settings.get(name)}; "
-                f"pass that, or name another --store"
-            )
-    for name, value in options.changeable().items():
-        before = changeable.get(name, value)
-        if before != value:
-            print(f"{name} is {value} from here on, it was {before}", file=sys.stderr)
+    check_continues(options, stored, settings)
     return options
 
 
@@ -346,28 +296,13 @@ def _train(run: _Run, sink: Sink, interrupt: Interrupt) -> None:
     """Trains from the run's position to the end of the last epoch, or to an interrupt."""
     options, batches = run.options, run.batches
     per_epoch = len(run.graph.train)
-    loader: Any = batches
-    with contextlib.ExitStack() as stack:
-        task = stack.enter_context(Task(sink, "training", per_epoch * options.recipe.epochs))
-        if options.lookahead_depth > 0:
-            loader = embedrock.LookaheadLoader(
-                loader, run.trainer.model, options.lookahead_depth, run.trainer.model.keys_of
-            )
-            ahead = loader
-            stack.callback(ahead.close)
-            stack.callback(lambda: run.ahead.update(lookahead=ahead.stats()))
-        if options.pipeline:
-            loader = embedrock.Pipeline(
-                run.trainer.model,
-                loader,
-                staleness_bound=options.staleness_bound,
-                read_ahead=options.read_ahead,
-                keys_of=None if options.lookahead_depth > 0 else run.trainer.model.keys_of,
-            )
-            pipeline = loader
-            stack.callback(pipeline.close)
-            stack.callback(lambda: run.ahead.update(pipeline=pipeline.stats()))
-        measured = stack.enter_context(contextlib.closing(run.report.steps(loader)))
+    trainer = run.trainer
+    run.ahead = ReadAhead(batches, trainer.model, trainer.model.keys_of, options)
+    with (
+        Task(sink, "training", per_epoch * options.recipe.epochs) as task,
+        run.ahead,
+        contextlib.closing(run.report.steps(run.ahead)) as measured,
+    ):
         epoch, started = -1, perf_counter()
         task.done = run.step // batches.per_epoch * per_epoch
         run.history.resume()
@@ -410,7 +345,6 @@ def _result(run: _Run, measured: dict[str, Any]) -> dict[str, Any]:
         "history": run.history.points(),
         "stats": run.store.stats(),
         "window": run.store.window.stats(),
-        "lookahead": run.ahead.get("lookahead"),
-        "pipeline": run.ahead.get("pipeline"),
+        **({} if run.ahead is None else run.ahead.stats()),
         "step_report": run.report.to_dict(),
     }

@@ -8,7 +8,6 @@ with the same bits as one that was not.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -19,8 +18,7 @@ from typing import Any
 import torch
 
 import embedrock
-from embedrock import _core, initializers
-from embedrock.ahead.window import WINDOW_GROUP
+from embedrock import initializers
 from embedrock.commits import PendingCommit
 from embedrock.data import Batch, DataError, Dataset, Position, crosses, movielens, sequences
 from embedrock.data.formats import streamed_format
@@ -29,9 +27,7 @@ from embedrock.data.text import Head
 from embedrock.errors import (
     EmbedrockError,
     FullError,
-    MismatchError,
     MisuseError,
-    NotFoundError,
 )
 from embedrock.models.base import ClickModel
 from embedrock.observe.step_report import StepReport
@@ -41,7 +37,16 @@ from embedrock.training.batches import ReadAhead, all_epochs
 from embedrock.training.history import History
 from embedrock.training.interrupt import Interrupt
 from embedrock.training.models import over_store
-from embedrock.training.options import Recipe, TrainOptions
+from embedrock.training.options import TrainOptions
+from embedrock.training.stored import (
+    KEEP,
+    PROGRAM,
+    check_continues,
+    create,
+    open_stored,
+    row_optimizer,
+    stored_run,
+)
 from embedrock.training.trainer import Trainer
 
 #: Samples predicted at once while evaluating; results do not depend on it beyond rounding.
@@ -51,22 +56,10 @@ _SHOWN_LOSSES = 100
 _REPORT_ROWS = 200
 #: Half the width of the uniform initial rows, small against what training makes of them.
 _INITIAL = 0.01
-#: Commits that stay in the store.
-_KEEP = 2
-#: Commits that meet a full disk: after `_KEEP`, all that are kept hold the same rows, and the next
+#: Commits that meet a full disk: after `KEEP`, all that are kept hold the same rows, and the next
 #: one reuses what they have released. In runs with disks of half their usual size, a third ended
 #: what two had left full.
-_RELEASING_COMMITS = _KEEP + 1
-
-_WITH_EPS = {
-    kind.kind: kind
-    for kind in (
-        embedrock.optim.Adagrad,
-        embedrock.optim.RowWiseAdagrad,
-        embedrock.optim.Adam,
-        embedrock.optim.RowWiseAdam,
-    )
-}
+_RELEASING_COMMITS = KEEP + 1
 
 
 @dataclass
@@ -87,7 +80,7 @@ class _Run:
     history: History
     report: StepReport
     #: What gives the batches; None before there is one.
-    ahead: ReadAhead | None = None
+    ahead: ReadAhead[Batch] | None = None
     #: The last commit, unless it was waited for: it may be under way.
     pending: PendingCommit | None = None
     #: What was told while it was under way, and belongs into reports.
@@ -136,7 +129,7 @@ class _Run:
         if last == self.step and not again:
             return
         meta = {
-            "program": "embedrock train",
+            "program": PROGRAM,
             "settings": self.options.fixed(),
             "changeable": self.options.changeable(),
             "max_disk_bytes": self.options.max_disk_bytes,
@@ -226,8 +219,8 @@ def train(options: TrainOptions, sink: Sink) -> dict[str, Any]:
 
 def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _Run:
     """Opens data and store, makes the model, and goes to the last commit if that was asked for."""
-    store = _open_stored(options, stack)
-    stored = None if store is None else _stored_run(store, options)
+    store = open_stored(options, stack)
+    stored = None if store is None else stored_run(store, options)
     if stored is not None:
         options = _continuing(stored, options)
     options.check_pipeline()
@@ -236,7 +229,7 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
     found = None if stored is None else _scan_from_meta(stored["scan"])
     dataset, found, bad_lines = _open_data(options, found, sink)
     if store is None:
-        store = stack.enter_context(_open(options))
+        store = create(options, stack)
 
     recipe = options.recipe
     initializer = initializers.uniform(-_INITIAL, _INITIAL)
@@ -244,7 +237,7 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
     trainer = Trainer(
         model,
         [
-            _table_optimizer(model, recipe),
+            row_optimizer(model, recipe),
             torch.optim.Adagrad(model.dense_modules().parameters(), lr=recipe.dense_lr),
         ],
     )
@@ -269,60 +262,6 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
     )
 
 
-def _table_optimizer(model: ClickModel, recipe: Recipe) -> embedrock.optim.RowOptimizer:
-    if recipe.optimizer == "sgd":
-        return embedrock.optim.SGD(model, lr=recipe.lr)
-    return _WITH_EPS[recipe.optimizer](model, lr=recipe.lr, eps=recipe.eps)
-
-
-def _open_stored(options: TrainOptions, stack: contextlib.ExitStack) -> Store | None:
-    """The store, if there is one. Options and paths with which none can be made are found out here,
-    before the data are read, which may take long; it is made when these are known to be good."""
-    with contextlib.suppress(NotFoundError):
-        return stack.enter_context(_open(options, create=False))
-    path = options.store.absolute()
-    _core.check_place(path)
-    place = next(place for place in (path, *path.parents) if os.path.exists(place))
-    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
-        raise MisuseError(
-            f"{options.store} cannot be made: {place} is no directory that may be written to; "
-            f"name another --store"
-        )
-    return None
-
-
-def _open(options: TrainOptions, *, create: bool = True) -> Store:
-    return embedrock.open(
-        options.store,
-        options.memory,
-        seed=options.seed,
-        max_disk_bytes=options.max_disk_bytes,
-        io=options.io,
-        policy=options.policy,
-        window_bytes=options.window_bytes,
-        window_group=WINDOW_GROUP if options.window_group is None else options.window_group,
-        keep=_KEEP,
-        create=create,
-    )
-
-
-def _stored_run(store: Store, options: TrainOptions) -> dict[str, Any] | None:
-    """What the store says of the run that it holds; None when it holds none."""
-    if store.step is None:
-        return None
-    if not options.resume:
-        raise MisuseError(
-            f"{store.path} holds a run at step {store.step}; add --resume to go on with it, "
-            f"or name another --store"
-        )
-    meta = store.meta
-    if not isinstance(meta, dict) or meta.get("program") != "embedrock train":
-        raise MismatchError(
-            f"{store.path} was not written by embedrock train; name another --store"
-        )
-    return meta
-
-
 def _continuing(stored: dict[str, Any], options: TrainOptions) -> TrainOptions:
     """The options with which a stored run goes on: its own, except for what was asked for."""
     changeable = stored.get("changeable", {})  # older stores do not have it
@@ -330,19 +269,7 @@ def _continuing(stored: dict[str, Any], options: TrainOptions) -> TrainOptions:
     unnamed = {"dtype": "float32", "optimizer": "adagrad", "model": "dlrm", "model_options": {}}
     settings = {**unnamed, **stored["settings"]}
     options = options.continuing({**settings, **changeable})
-    for name, value in options.fixed().items():
-        if settings.get(name) != value:
-            raise MismatchError(
-                f"{name} is {value}, but the run in {options.store} has "
-                f"{settings.get(name)}; pass that, or name another --store"
-            )
-    for name, value in options.changeable().items():
-        before = changeable.get(name, value)
-        if before != value:
-            print(f"{name} is {value} from here on, it was {before}", file=sys.stderr)
-    most = stored.get("max_disk_bytes")
-    if most is not None and options.max_disk_bytes is None:
-        print(f"nothing bounds the disk from here on, it was --max-disk {most}", file=sys.stderr)
+    check_continues(options, stored, settings)
     return options
 
 
@@ -434,7 +361,12 @@ def _train_epochs(run: _Run, sink: Sink, interrupt: Interrupt) -> None:
     """Trains from the run's position to the end of the last epoch, or to an interrupt."""
     recipe, options = run.options.recipe, run.options
     per_epoch = run.dataset.num_train() or 0
-    run.ahead = ReadAhead(all_epochs(run.dataset, recipe, run.position), run.model, options)
+    run.ahead = ReadAhead(
+        all_epochs(run.dataset, recipe, run.position),
+        run.model,
+        run.model.embeddings.keys_of,
+        options,
+    )
     with (
         Task(sink, "training", per_epoch * recipe.epochs) as task,
         run.ahead,

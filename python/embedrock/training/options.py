@@ -5,20 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-from embedrock.ahead.permits import staleness_bound_of
 from embedrock.data.csv import Columns
 from embedrock.errors import MisuseError
 from embedrock.models.registry import Kind, kind_of
+from embedrock.training.run_options import RunOptions
 
 FORMATS = ("criteo", "avazu", "movielens", "csv", "sessions")
 #: Formats with histories, for models that read them.
 SEQUENCE_FORMATS = ("movielens", "sessions")
-
-IoName: TypeAlias = Literal["auto", "uring", "pread"]
-PolicyName: TypeAlias = Literal["lru", "lfu"]
 
 #: Optimizers that tables can have here.
 OPTIMIZERS = ("adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "sgd")
@@ -140,42 +136,17 @@ DEFAULTS = {
 }
 
 
-@dataclass(frozen=True)
-class TrainOptions:
-    """A training run."""
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(RunOptions):
+    """A training run on clicks."""
 
-    data: Path
     format: str
-    store: Path
     recipe: Recipe
-    memory: str = "10%"
-    resume: bool = False
+    given: frozenset[str] = frozenset(field.name for field in fields(Recipe))
     #: The columns of a csv file; no other format has any.
     columns: Columns | None = None
-    #: Which fields of the recipe, and which of `pipeline` and `staleness_bound`, were asked for; a
-    #: resumed run has the others as it had them.
-    given: frozenset[str] = frozenset(field.name for field in fields(Recipe))
     #: Share of the samples, the last ones, that is kept for evaluation.
     holdout: float = 0.1
-    commit_every: int = 1000
-    skip_bad_lines: bool = False
-    threads: int | None = None
-    seed: int = 0
-    max_disk_bytes: int | None = None
-    io: IoName = "auto"
-    policy: PolicyName = "lfu"
-    #: Most batches that are announced to the store ahead of their use; 0: none.
-    lookahead_depth: int = 512
-    #: Most bytes of the memory that announced batches take, and most of them whose rows are read
-    #: together; None: as `embedrock.open` has it.
-    window_bytes: int | None = None
-    window_group: int | None = None
-    #: Rows are read and updated on threads beside the trainer's, where that is faster.
-    pipeline: bool = False
-    #: Batches whose rows a pipeline reads ahead; None: 2, more with a staleness bound.
-    read_ahead: int | None = None
-    #: How many batches that touch a row may not be applied yet when a pipeline reads it.
-    staleness_bound: float = 0
 
     def check(self) -> None:
         """Errors: MisuseError naming the option, what came and what was expected."""
@@ -187,26 +158,9 @@ class TrainOptions:
             )
         if self.columns is not None:
             self.columns.check()
-        for name in ("commit_every", "threads", "window_bytes", "window_group", "read_ahead"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise MisuseError(f"{name} is {value}, expected 1 or more")
         if not 0 <= self.holdout < 1:
             raise MisuseError(f"holdout is {self.holdout}, expected 0 to less than 1")
-        if self.lookahead_depth < 0:
-            raise MisuseError(f"lookahead_depth is {self.lookahead_depth}, expected 0 or more")
-        for name, value in self._window().items():
-            if value is not None and self.lookahead_depth == 0:
-                raise MisuseError(
-                    f"{name} is {value}, but lookahead_depth is 0: no batch is announced; leave "
-                    f"one of the two out"
-                )
-        staleness_bound_of(self.staleness_bound)
-        if self.staleness_bound > 0 and not self.pipeline:
-            raise MisuseError(
-                f"staleness_bound is {self.staleness_bound} without a pipeline, which alone reads "
-                f"rows before the last updates of them; set pipeline, or leave the bound at 0"
-            )
+        super().check()
 
     def check_model(self) -> None:
         """Whether the data have what the model takes, once a stored run has said which it is.
@@ -241,17 +195,6 @@ class TrainOptions:
         """The columns of labels of a csv file; no other format has any."""
         return () if self.columns is None else self.columns.labels
 
-    def check_pipeline(self) -> None:
-        """What can be said once a stored run has said whether it has a pipeline.
-
-        Errors: MisuseError.
-        """
-        if self.read_ahead is not None and not self.pipeline:
-            raise MisuseError(
-                f"read_ahead is {self.read_ahead} without a pipeline, whose batches these are; set "
-                f"pipeline, or leave it out"
-            )
-
     def fixed(self) -> dict[str, Any]:
         """What a continuation must have the same, as JSON; otherwise it would be another run."""
         values = {"format": self.format, "holdout": self.holdout, "seed": self.seed}
@@ -262,17 +205,7 @@ class TrainOptions:
 
     def changeable(self) -> dict[str, Any]:
         """The rest of the recipe, as JSON: what a continuation may have otherwise if it says so."""
-        bound = self.staleness_bound if math.isfinite(self.staleness_bound) else "inf"
-        how = {"pipeline": self.pipeline, "staleness_bound": bound}
-        return {**self._of_recipe(_CHANGEABLE), **how}
-
-    def settings(self) -> dict[str, Any]:
-        """All that a reader of results wants to know, as JSON."""
-        ahead = {"lookahead_depth": self.lookahead_depth, "read_ahead": self.read_ahead}
-        return {**self.fixed(), **self.changeable(), **ahead, **self._window()}
-
-    def _window(self) -> dict[str, int | None]:
-        return {"window_bytes": self.window_bytes, "window_group": self.window_group}
+        return {**self._of_recipe(_CHANGEABLE), **self._pipeline()}
 
     def continuing(self, stored: Mapping[str, Any]) -> TrainOptions:
         """These options with all of the recipe that was not asked for as it is stored, by name."""
@@ -284,16 +217,7 @@ class TrainOptions:
         recipe = replace(self.recipe, **kept)
         if "model_options" in kept and recipe.model == stored.get("model"):
             recipe = replace(recipe, model_options=recipe.kind.checked(kept["model_options"]))
-        options = replace(self, recipe=recipe)
-        kept_bound = stored.get("staleness_bound", 0)
-        bound = math.inf if kept_bound == "inf" else int(kept_bound)
-        # Older stores do not say whether a pipeline was asked for; a bound takes one.
-        pipeline = bool(stored.get("pipeline", bound > 0))
-        if "pipeline" not in self.given and self.staleness_bound == 0:
-            options = replace(options, pipeline=pipeline)
-        if "staleness_bound" not in self.given and options.pipeline:
-            options = replace(options, staleness_bound=bound)
-        return options
+        return replace(self, recipe=recipe)._with_pipeline_of(stored)
 
     def _of_recipe(self, names: Sequence[str]) -> dict[str, Any]:
         layers = ("bottom", "top") if self.recipe.model != "dlrm" else ()

@@ -131,9 +131,7 @@ class NeighborLoader(_Announcing, torch_geometric.loader.NodeLoader):  # type: i
         **kwargs: Any,
     ) -> None:
         """Makes the sampler."""
-        sampler, nodes = _sampler(data, num_neighbors, replace, sampler)
-        if kwargs.pop("filter_per_worker", None):
-            raise _in_the_main_process()
+        sampler, nodes = _sampler(data, num_neighbors, replace, sampler, kwargs)
         super().__init__(data, sampler, input_nodes, filter_per_worker=False, **kwargs)
         self._announce(embeddings, nodes, depth, announce)
 
@@ -167,17 +165,25 @@ class LinkNeighborLoader(_Announcing, torch_geometric.loader.LinkLoader):  # typ
         **kwargs: Any,
     ) -> None:
         """Makes the sampler."""
-        sampler, nodes = _sampler(data, num_neighbors, replace, sampler)
-        if kwargs.pop("filter_per_worker", None):
-            raise _in_the_main_process()
+        sampler, nodes = _sampler(data, num_neighbors, replace, sampler, kwargs)
         if isinstance(data, (tuple, list)) and hasattr(edge_label_index, "shape"):
             edge_label_index = (None, edge_label_index)  # of a graph with one kind of edges
         super().__init__(data, sampler, edge_label_index, filter_per_worker=False, **kwargs)
         self._announce(embeddings, nodes, depth, announce)
 
 
-def _sampler(data: Any, num_neighbors: Any, replace: bool, given: Any) -> tuple[Any, int]:
-    """A sampler, and of how many nodes it is; 0 where it does not say."""
+def _sampler(
+    data: Any, num_neighbors: Any, replace: bool, given: Any, options: dict[str, Any]
+) -> tuple[Any, int]:
+    """A sampler, and of how many nodes it is; 0 where it does not say.
+
+    Errors: MisuseError, also for an option with which workers would read the store.
+    """
+    if options.pop("filter_per_worker", None):
+        raise MisuseError(
+            "filter_per_worker is True, and worker processes cannot read the store; leave it out: "
+            "workers sample, and the main process reads"
+        )
     if (num_neighbors is None) == (given is None):
         raise MisuseError("expected num_neighbors, or a sampler instead")
     if given is None:
@@ -186,13 +192,6 @@ def _sampler(data: Any, num_neighbors: Any, replace: bool, given: Any) -> tuple[
         raise MisuseError(f"sampler is {shown(given)}, expected a BaseSampler")
     nodes = getattr(given, "num_nodes", 0)
     return given, nodes if isinstance(nodes, int) else 0
-
-
-def _in_the_main_process() -> MisuseError:
-    return MisuseError(
-        "filter_per_worker is True, and worker processes cannot read the store; leave it out: "
-        "workers sample, and the main process reads"
-    )
 
 
 def _tables(embeddings: Any) -> list[Table]:
