@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from embedrock.cli import output, train_graph
+from embedrock.cli.train_run import run_options, run_to_its_end
 from embedrock.data.csv import Columns
 from embedrock.errors import MisuseError
 from embedrock.models.registry import MODELS, described
 from embedrock.training.graph_recipes import MODELS as GRAPH_MODELS
 from embedrock.training.options import FORMATS, OPTIMIZERS
-
-EXIT_INTERRUPTED = 130
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -261,8 +260,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format is None:
         raise MisuseError(f"--format is missing, expected one of {', '.join(FORMATS)}")
     columns = _columns(arguments)
-    from embedrock import report
-    from embedrock.report import progress
     from embedrock.training.job import train
     from embedrock.training.options import Recipe, TrainOptions
 
@@ -270,46 +267,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.model_options is not None:
         given["model_options"] = dict(arguments.model_options)
     recipe = Recipe.of_format(arguments.format, given)
-    bound = arguments.staleness_bound or 0
-    pipeline = arguments.pipeline
-    if pipeline is None:
-        pipeline = bound > 0
-    given |= {"pipeline": arguments.pipeline, "staleness_bound": arguments.staleness_bound}
     options = TrainOptions(
-        data=arguments.data,
+        **run_options(arguments, given),
         format=arguments.format,
-        store=arguments.store,
-        memory=arguments.memory,
-        resume=arguments.resume,
         columns=columns,
         recipe=recipe,
-        given=frozenset(name for name, value in given.items() if value is not None),
         holdout=arguments.holdout,
-        commit_every=arguments.commit_every,
-        skip_bad_lines=arguments.skip_bad_lines,
-        threads=arguments.threads,
-        seed=arguments.seed,
-        max_disk_bytes=arguments.max_disk,
-        io=arguments.io,
-        policy=arguments.policy,
-        lookahead_depth=arguments.lookahead_depth,
-        window_bytes=arguments.window_bytes,
-        window_group=arguments.window_group,
-        read_ahead=arguments.read_ahead,
-        pipeline=pipeline,
-        staleness_bound=bound,
     )
-    if arguments.report is not None:
-        report.check(arguments.report)
-    result = train(options, progress.for_terminal())
-    if arguments.report is not None:
-        page = report.write(arguments.report, _report(result), f"embedrock train: {options.data}")
-        print(f"report: {arguments.report}, {page}", file=sys.stderr)
-    if arguments.json:
-        output.print_json(result)
-    else:
-        _print(result)
-    return EXIT_INTERRUPTED if result["interrupted"] else 0
+    return run_to_its_end(arguments, train, options, _report, _print)
 
 
 def _columns(arguments: argparse.Namespace) -> Columns | None:

@@ -8,10 +8,10 @@ from dataclasses import fields
 from typing import Any
 
 from embedrock.cli import output
+from embedrock.cli.train_run import run_options, run_to_its_end
 from embedrock.errors import MisuseError
 from embedrock.training.graph_recipes import LOSSES, MODELS, GraphRecipe
 
-EXIT_INTERRUPTED = 130
 _OWN = (
     *("negatives", "loss", "margin", "temperature", "regularization"),
     *("initial", "unit_rows", "unknown"),
@@ -84,49 +84,18 @@ def run(arguments: argparse.Namespace) -> int:
             raise MisuseError(
                 f"{_option(name)} is for models of clicks; {arguments.model} reads triples"
             )
-    from embedrock import report
-    from embedrock.report import progress
     from embedrock.training.graph_options import GraphOptions
     from embedrock.training.graphs import train
 
     given = {field.name: getattr(arguments, field.name) for field in fields(GraphRecipe)}
     recipe = GraphRecipe.of_model(arguments.model, given)
-    bound = arguments.staleness_bound or 0
-    given |= {"pipeline": arguments.pipeline, "staleness_bound": arguments.staleness_bound}
     options = GraphOptions(
-        data=arguments.data,
+        **run_options(arguments, given),
         model=arguments.model,
-        store=arguments.store,
         recipe=recipe,
-        memory=arguments.memory,
-        resume=arguments.resume,
-        given=frozenset(name for name, value in given.items() if value is not None),
         unknown=arguments.unknown or "refuse",
-        skip_bad_lines=arguments.skip_bad_lines,
-        commit_every=arguments.commit_every,
-        threads=arguments.threads,
-        seed=arguments.seed,
-        max_disk_bytes=arguments.max_disk,
-        io=arguments.io,
-        policy=arguments.policy,
-        lookahead_depth=arguments.lookahead_depth,
-        window_bytes=arguments.window_bytes,
-        window_group=arguments.window_group,
-        read_ahead=arguments.read_ahead,
-        pipeline=bound > 0 if arguments.pipeline is None else arguments.pipeline,
-        staleness_bound=bound,
     )
-    if arguments.report is not None:
-        report.check(arguments.report)
-    result = train(options, progress.for_terminal())
-    if arguments.report is not None:
-        page = report.write(arguments.report, _report(result), f"embedrock train: {options.data}")
-        print(f"report: {arguments.report}, {page}", file=sys.stderr)
-    if arguments.json:
-        output.print_json(result)
-    else:
-        _print(result)
-    return EXIT_INTERRUPTED if result["interrupted"] else 0
+    return run_to_its_end(arguments, train, options, _report, _print)
 
 
 def _option(name: str) -> str:
