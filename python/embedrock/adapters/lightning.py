@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
+import weakref
 from typing import Any
 
 from embedrock._optional import missing
@@ -30,9 +32,10 @@ class Commits(_callback()):  # type: ignore[misc]
     """Commits the store with each checkpoint, and goes back to that commit where one is loaded.
 
     Lightning saves the dense parameters and the optimizers; rows are committed under
-    ``trainer.global_step`` before the checkpoint's file is there. ``ckpt_path=`` of ``fit``,
-    ``validate``, ``test`` and ``predict``, ``"best"`` and ``"last"`` included, brings the rows back
-    in place before it loads the parameters.
+    ``trainer.global_step`` before the checkpoint's file is there, also by a ``save_checkpoint`` of
+    the trainer behind ``fit``. ``ckpt_path=`` of ``fit``, ``validate``, ``test`` and ``predict``,
+    ``"best"`` and ``"last"`` included, brings the rows back in place before it loads the
+    parameters.
 
     The store has to keep the commits of all checkpoints that may be loaded: open it with a ``keep``
     above the ``save_top_k`` of ``ModelCheckpoint``, and above how many checkpoints come after the
@@ -54,28 +57,25 @@ class Commits(_callback()):  # type: ignore[misc]
         """Takes the store."""
         self.store = _restoring.the_store(store)
         self._module: Any = None
+        self._saving: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Trainers whose saves commit."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Takes part in what the module saves and loads."""
+        """Takes part in what the trainer saves and the module loads."""
         _restoring.only_process(trainer.world_size, "Trainer")
         if self._module is not None:
             self._release()
         self._module = pl_module
-        saves, loads = pl_module.on_save_checkpoint, pl_module.on_load_checkpoint
+        self._commit_before_saves(trainer)
+        loads = pl_module.on_load_checkpoint
 
         # A callback is asked after the parameters are loaded, and not at all where only they are
         # saved; the module is asked before, and always.
-        def on_save_checkpoint(checkpoint: dict[str, Any]) -> None:
-            _restoring.commit(self.store, trainer.global_step)
-            _restoring.restate(pl_module, self.store, checkpoint["state_dict"])
-            saves(checkpoint)
-
         def on_load_checkpoint(checkpoint: dict[str, Any]) -> None:
             state = checkpoint["state_dict"]
             _restoring.go_back_for(pl_module, self.store, state, "the checkpoint")
             loads(checkpoint)
 
-        pl_module.on_save_checkpoint = on_save_checkpoint
         pl_module.on_load_checkpoint = on_load_checkpoint
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -85,5 +85,23 @@ class Commits(_callback()):  # type: ignore[misc]
     def _release(self) -> None:
         module, self._module = self._module, None
         if module is not None:
-            for name in ("on_save_checkpoint", "on_load_checkpoint"):
-                module.__dict__.pop(name, None)
+            module.__dict__.pop("on_load_checkpoint", None)
+
+    def _commit_before_saves(self, trainer: Any) -> None:
+        """Lets the trainer commit before it saves, for as long as this is one of its callbacks.
+
+        Everything that Lightning saves goes through this method of the trainer, of which callbacks
+        and modules are told only while a loop runs, or not where parameters alone are saved.
+        """
+        if trainer in self._saving:
+            return
+        self._saving.add(trainer)
+        saves = trainer.save_checkpoint
+
+        @functools.wraps(saves)
+        def save_checkpoint(*args: Any, **kwargs: Any) -> None:
+            if self in trainer.callbacks:
+                _restoring.commit(self.store, trainer.global_step)
+            saves(*args, **kwargs)
+
+        trainer.save_checkpoint = save_checkpoint
