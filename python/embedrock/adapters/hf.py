@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -17,13 +18,13 @@ from embedrock.store import Store
 __all__ = ["Commits", "commit_with"]
 
 
-def _callback() -> Any:
+def _of_transformers(name: str) -> Any:
     if importlib.util.find_spec("transformers") is None:
         return object  # Accelerate alone needs no callbacks
-    return importlib.import_module("transformers").TrainerCallback
+    return getattr(importlib.import_module("transformers"), name)
 
 
-class Commits(_callback()):  # type: ignore[misc]
+class Commits(_of_transformers("TrainerCallback")):  # type: ignore[misc]
     """A ``TrainerCallback`` that commits the store with each checkpoint of the ``Trainer``.
 
     ``trainer.train(resume_from_checkpoint=...)`` and ``load_best_model_at_end`` bring the rows back
@@ -59,24 +60,49 @@ class Commits(_callback()):  # type: ignore[misc]
         _restoring.only_process(max(args.world_size, args.n_gpu), "Trainer")
         _go_back_before_loads(kwargs["model"], self.store)
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        """Commits from here on as soon as anything decides that a checkpoint is saved."""
+        watched = TrainerControl(**dataclasses.asdict(control))
+
+        def commit() -> None:
+            _restoring.commit(self.store, state.global_step)
+
+        watched.before_saves = commit
+        # It saves by itself, and asks for the end of training first.
+        watched.saves_at_stop = bool(getattr(args, "enable_jit_checkpoint", False))
+        return watched
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Commits where a checkpoint is to be saved."""
+        """Commits where it was decided before the step that a checkpoint is saved behind it."""
         if control.should_save:
             _restoring.commit(self.store, state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Commits where a checkpoint is to be saved."""
+        """As at the end of a step."""
         if control.should_save:
             _restoring.commit(self.store, state.global_step)
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Commits where a checkpoint is saved if it is the best."""
-        if args.save_strategy == "best":
-            _restoring.commit(self.store, state.global_step)
-
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Commits what others have decided to save."""
+        """Commits what another control than ours has let the Trainer save."""
         _restoring.commit(self.store, state.global_step)
+
+
+class TrainerControl(_of_transformers("TrainerControl")):  # type: ignore[misc]
+    """The control of a Trainer, which commits when it is told that a checkpoint is to be saved.
+
+    Callbacks behind ours may still decide that in the same event, and the Trainer itself for the
+    best model. Files are written before any callback is told. The name of the class is the one
+    under which checkpoints keep a control.
+    """
+
+    before_saves: Callable[[], None] | None = None
+    saves_at_stop = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        saves = name == "should_save" or (name == "should_training_stop" and self.saves_at_stop)
+        if saves and value and self.before_saves is not None:
+            self.before_saves()
 
 
 def commit_with(accelerator: Any, store: Store, step: Callable[[], int] | None = None) -> None:

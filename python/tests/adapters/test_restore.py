@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -160,10 +162,43 @@ def test_lightning_refuses_a_checkpoint_whose_commit_is_gone(tmp_path: Path) -> 
             trainer.validate(model, loader(), ckpt_path="best", verbose=False)
 
 
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_lightning_commits_what_is_saved_behind_a_fit(
+    opened: embedrock.Store, tmp_path: Path, weights_only: bool
+) -> None:
+    """The rows of such a checkpoint were in no commit, and it was loaded beside others."""
+    model = lightning_model(opened, {})
+    trainer, _ = lightning_trainer(tmp_path, opened, 1)
+    trainer.fit(model, loader(), loader())
+    table = model.inner.rows.table
+    table.put([3], torch.ones(1, DIM).numpy())
+    trainer.save_checkpoint(tmp_path / "end.ckpt", weights_only)
+    assert opened.uncommitted == (0, 0) and opened.step == 2
+    saved = now(model.inner)
+    table.put([3], torch.zeros(1, DIM).numpy())
+    trainer.validate(model, loader(), ckpt_path=tmp_path / "end.ckpt", verbose=False)
+    assert same(now(model.inner), saved)
+
+
+def test_lightning_commits_no_longer_where_it_is_no_callback(
+    opened: embedrock.Store, tmp_path: Path
+) -> None:
+    model = lightning_model(opened, {})
+    trainer, _ = lightning_trainer(tmp_path, opened, 1)
+    trainer.fit(model, loader(), loader())
+    assert not {"on_save_checkpoint", "on_load_checkpoint"} & set(vars(model))
+    trainer.callbacks = []
+    model.inner.rows.table.put([3], torch.ones(1, DIM).numpy())
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    assert opened.uncommitted != (0, 0)
+
+
 # Hugging Face.
 
 
-def hf_trainer(folder: Path, store: embedrock.Store, epochs: int, **options: Any) -> Any:
+def hf_trainer(
+    folder: Path, store: embedrock.Store, epochs: int, *others: Any, **options: Any
+) -> Any:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     from embedrock.adapters.hf import Commits
@@ -203,7 +238,7 @@ def hf_trainer(folder: Path, store: embedrock.Store, epochs: int, **options: Any
         train_dataset=data,
         eval_dataset=data,
         optimizers=(optimizer, schedule),
-        callbacks=[Commits(store)],
+        callbacks=[Commits(store), *others],
     )
     return trainer, seen
 
@@ -230,6 +265,66 @@ def test_hf_trainer_resumes_as_without_a_break(tmp_path: Path) -> None:
                 trainer.train(resume_from_checkpoint=epochs == 3 and len(parts) == 2)
                 results.append(now(trainer.model))
     assert same(results[0], results[2]) and not same(results[1], results[2])
+
+
+@pytest.mark.parametrize("decides", ["a callback", "the best metric", "a signal"])
+def test_hf_rows_are_durable_before_files_whoever_decides_to_save(
+    tmp_path: Path, decides: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that others decided to save were written first: a kill behind them left a checkpoint
+    whose rows no commit had."""
+    transformers = pytest.importorskip("transformers")
+    jit = pytest.importorskip("transformers.trainer_jit_checkpoint")
+    safetensors = pytest.importorskip("safetensors.torch")
+
+    class Killed(BaseException):
+        """The process is gone."""
+
+    class Other(transformers.TrainerCallback):  # type: ignore[misc]
+        """Decides behind ours."""
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 3 and decides == "a callback":
+                control.should_save = True
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 3 and decides == "a signal":
+                (manager,) = (
+                    one.jit_manager
+                    for one in trainer.callback_handler.callbacks
+                    if isinstance(one, jit.JITCheckpointCallback)
+                )
+                manager.is_checkpoint_requested = True
+
+    options: dict[str, Any] = {"save_strategy": "no"}
+    if decides == "the best metric":
+        options = {"save_strategy": "best", "load_best_model_at_end": True}
+    if decides == "a signal":
+        options["enable_jit_checkpoint"] = True
+    handler = signal.getsignal(signal.SIGTERM)
+    with embedrock.open(tmp_path / "store", memory="4MiB", keep=6) as store:
+        trainer, _ = hf_trainer(tmp_path, store, 4, Other(), **options)
+        saves, written = trainer._save_checkpoint, []
+
+        def save(*args: Any, **kwargs: Any) -> None:
+            saves(*args, **kwargs)
+            written.append((trainer.state.global_step, now(trainer.model)))
+            raise Killed
+
+        monkeypatch.setattr(trainer, "_save_checkpoint", save)
+        with pytest.raises(Killed):
+            trainer.train()
+        signal.signal(signal.SIGTERM, handler)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            store.close()  # what is in no commit goes with the process
+    ((step, rows),) = written
+    state = safetensors.load_file(tmp_path / "out" / f"checkpoint-{step}" / "model.safetensors")
+    with embedrock.open(tmp_path / "store", memory="4MiB", keep=6) as store:
+        assert store.step == step
+        model = hf_trainer(tmp_path, store, 4, save_strategy="no")[0].model
+        model.load_state_dict(state)
+        assert same(now(model), rows)
 
 
 def test_accelerate_restores_what_was_saved(opened: embedrock.Store, tmp_path: Path) -> None:
