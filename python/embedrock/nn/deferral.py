@@ -230,11 +230,27 @@ class _Fills(TorchDispatchMode):  # type: ignore[misc]
         given.update(kwargs)
         for argument in func._schema.arguments:
             if argument.alias_info is not None and argument.alias_info.is_write:
-                known = self.find(given[argument.name])
-                if known is not None:
-                    operation = str(func.overloadpacket).removeprefix("aten.")
-                    known.change(given[argument.name], operation, given)
+                operation = str(func.overloadpacket).removeprefix("aten.")
+                for written, its in _each(given, argument.name):
+                    known = self.find(written)
+                    if known is not None:
+                        known.change(written, operation, its)
         return result
+
+
+def _each(given: dict[str, Any], name: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """What an operation writes to, each with the arguments of its own where there are several, as
+    ``torch._foreach_mul_`` has."""
+    if not isinstance(given[name], (list, tuple)):
+        yield given[name], given
+        return
+    for place, written in enumerate(given[name]):
+        its = {
+            other: value[place] if isinstance(value, (list, tuple)) else value
+            for other, value in given.items()
+        }
+        its.setdefault("other", its.get("scalar", its.get("scalars")))
+        yield written, its
 
 
 def _place_of(tensor: Tensor) -> int:
@@ -263,6 +279,7 @@ def _outside(
 
 def _initializer(operation: str, given: dict[str, Any]) -> dict[str, Any] | None:
     """What an operation fills a tensor with, as tables know it; None where they do not."""
+    operation = operation.removeprefix("_foreach_")
     try:
         if operation == "normal_":
             return initializers.normal(given["mean"], given["std"])
@@ -282,6 +299,7 @@ def _initializer(operation: str, given: dict[str, Any]) -> dict[str, Any] | None
 
 def _affine(operation: str, given: dict[str, Any]) -> tuple[float, float]:
     """``x * factor + shift``, which an operation does; NaN where it does something else."""
+    operation = operation.removeprefix("_foreach_")
     by, times = given.get("other"), given.get("alpha", 1)
     nothing = (float("nan"), float("nan"))
     if isinstance(by, bool) or not isinstance(by, (int, float)) or given.get("rounding_mode"):
