@@ -65,6 +65,14 @@ FILLS: dict[str, tuple[Callable[[Any], object], dict[str, Any]]] = {
         {"uniform": {"low": -2.0, "high": 0.0}},
     ),
     "normal, scaled": (lambda w: w.data.mul_(-0.1), {"normal": {"mean": 0.0, "std": 0.1}}),
+    "several at once": (
+        lambda w: (torch._foreach_zero_([w.data]), torch._foreach_add_([w.data], 3)),
+        {"constant": 3.0},
+    ),
+    "several, each with a factor": (
+        lambda w: torch._foreach_mul_([torch.ones(2), w.data], [2.0, 0.5]),
+        {"normal": {"mean": 0.0, "std": 0.5}},
+    ),
     "the last of two": (
         lambda w: (INIT.orthogonal_(w), INIT.ones_(w)),
         {"constant": 1.0},
@@ -94,6 +102,14 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
     "half of the columns": (lambda w: INIT.zeros_(w[:, :2]), r"(zero|fill)_ of 800"),
     "an infinite value": (lambda w: w.data.fill_(math.inf), "fill_"),
     "squares": (lambda w: w.data.pow_(2), "pow_"),
+    "several, of other values": (
+        lambda w: torch._foreach_copy_([w.data], [torch.ones(ROWS, DIM, device="meta")]),
+        "_foreach_copy_",
+    ),
+    "several, by tensors": (
+        lambda w: torch._foreach_mul_([w.data], [torch.ones(ROWS, DIM, device="meta")]),
+        "_foreach_mul_",
+    ),
     "rounded quotients": (lambda w: w.data.div_(2, rounding_mode="floor"), "div_"),
 }
 
@@ -164,6 +180,46 @@ def test_padding_rows_are_zero_if_they_would_be_in_memory(
     assert bool((output == 0).all()) is is_zero
     table = store.table("0")
     assert np.array_equal(output.detach().numpy(), table.get([0]))
+
+
+def test_a_convert_that_was_interrupted_is_made_whole_by_the_next(
+    store: embedrock.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its table was taken as good with a padding row that is not zero, and without other fills."""
+    puts, left = embedrock.Table.put, 0
+
+    def put(table: Any, keys: Any, values: Any) -> None:
+        nonlocal left
+        if left == 0:
+            raise KeyboardInterrupt
+        left -= 1
+        puts(table, keys, values)
+
+    def model_of(fill: Any) -> Any:
+        return built(lambda w: (fill(w), w.data[5:9].fill_(3), w.data[7].fill_(4)), padding_idx=0)
+
+    for fill, is_zero in ((lambda w: None, True), (INIT.normal_, False)):
+        for number in range(9):
+            model, prefix, left = model_of(fill), f"{is_zero}{number}.", number
+            with monkeypatch.context() as patch:
+                patch.setattr(embedrock.Table, "put", put)
+                try:
+                    nn.convert(model, store, prefix=prefix)
+                except KeyboardInterrupt:
+                    pass
+                else:
+                    break
+            table = nn.convert(model, store, prefix=prefix)["0"].table
+            assert table.get([5, 6, 7, 8])[:, 0].tolist() == [3, 3, 4, 3]
+            padding = table.get(0)
+            assert table.delete([0]) == 1
+            assert np.array_equal(padding, np.zeros(DIM) if is_zero else table.get(0))
+        assert number > 1
+    # What is written stays, whatever a fill says.
+    table = store.table(f"{prefix}0")
+    table.put([0, 5], np.full((2, DIM), 7, np.float32))
+    again = nn.convert(model_of(INIT.ones_), store, prefix=prefix)["0"].table
+    assert again.get([0, 5, 7])[:, 0].tolist() == [7, 7, 4]
 
 
 def test_subclasses_that_fill_in_their_own_constructor_are_seen(store: embedrock.Store) -> None:

@@ -26,6 +26,7 @@ from embedrock.nn.deferral import DeferredWeight, overrides, weight_of
 from embedrock.nn.embedding import Embedding, EmbeddingBag
 from embedrock.nn.module import RowsModule
 from embedrock.optimizers import OptimizerLike
+from embedrock.table import Table
 
 __all__ = ["convert"]
 
@@ -80,7 +81,8 @@ def convert(
     A table gets the rows of the weight, or, where the model was built within :func:`deferred`,
     initial rows of the distribution that the weight would have been filled with. A table that the
     store has already, with the rows of an earlier run, keeps them: it goes with a deferred weight
-    or with ``load=False``.
+    or with ``load=False``. What a deferred weight has of rows with a value of their own, that of
+    padding for example, is written where the table has none, as behind an interruption.
 
     Call it before anything takes the model's parameters: optimizers, lists of weights for a
     penalty. Make optimizers of ``embedrock.nn.dense_parameters(model)`` and of
@@ -412,37 +414,51 @@ def _make(
         "device": weight.data.device if known is None else known.device,
         "output_dtype": kept,
     }
+    if known is not None and (new or (loads and not getattr(store, "read_only", False))):
+        _fill(weight, known, arguments)
     made: dict[int, RowsModule] = {}
-    drawn: dict[int, Any] = {}
     for module in weight.modules.values():
-        padding = module.padding_idx
-        if new and known is not None and padding is not None and padding not in drawn:
-            drawn[padding] = _initial_row(padding, rows, dim, arguments)
         made[id(module)] = _same(module, rows, dim, arguments)
         made[id(module)].train(module.training)
         if not weight.trains:
             made[id(module)].requires_grad_(False)
-    table = next(iter(made.values())).tables[0]
-    if new and known is not None:
-        for padding, row in drawn.items():  # padding is zero only if it was filled with zeros
-            table.put([padding], row)
-        for first, last, value in known.parts:
-            for begin, end in _blocks(first, last, dim):
-                table.put(np.arange(begin, end), np.full((end - begin, dim), value, np.float32))
-    elif loads and known is None:
+    if loads and known is None:
+        table = next(iter(made.values())).tables[0]
         for begin, end in _blocks(0, rows, dim):
             block = weight.data[begin:end].to("cpu", torch.float32).contiguous()
             table.put(np.arange(begin, end), block.numpy())
     return made
 
 
-def _initial_row(padding: int, rows: int, dim: int, arguments: dict[str, Any]) -> Any:
-    """The row that a new table gives the padding id, before a module makes it zero."""
+def _fill(weight: _Weight, known: DeferredWeight, arguments: dict[str, Any]) -> None:
+    """Writes the rows that begin otherwise than the initializer says, before a module reads them.
+
+    Each is written once, with what it stays at, and those that are written are left alone. So a
+    table whose convert was interrupted has no wrong row, and the next convert writes what it lacks.
+    """
+    rows, dim = weight.data.shape
     names = ("name", "optimizer", "initializer", "dtype")
     table = arguments["store"].table(
         embedding_dim=dim, num_embeddings=rows, **{name: arguments[name] for name in names}
     )
-    return table.get([padding])
+    for first, last, value in reversed(known.parts):  # of two fills the later one counts
+        for begin, end in _blocks(first, last, dim):
+            _put_unwritten(table, np.arange(begin, end), value)
+    # A module makes its padding row zero where it is new. In memory it is zero only if it was
+    # filled with zeros.
+    paddings = {module.padding_idx for module in weight.modules.values()} - {None}
+    _put_unwritten(table, np.array(sorted(paddings), np.int64), None)
+
+
+def _put_unwritten(table: Any, keys: Any, value: float | None) -> None:
+    """Writes the keys that have no row yet: this value, or None for what they read as."""
+    if isinstance(table, Table):
+        left = keys[~table.contains(keys)]
+    else:
+        left = keys[~table.get(keys, found=True)[1]]
+    if len(left):
+        shape = (len(left), table.embedding_dim)
+        table.put(left, table.get(left) if value is None else np.full(shape, value, np.float32))
 
 
 def _same(module: Any, rows: int, dim: int, arguments: dict[str, Any]) -> RowsModule:
