@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,6 +19,8 @@ from embedrock import weights  # noqa: E402
 from embedrock.errors import (  # noqa: E402
     CorruptError,
     EmbedrockError,
+    FullError,
+    IoError,
     KeyRangeError,
     MismatchError,
     MisuseError,
@@ -228,6 +232,43 @@ def test_an_export_that_fails_leaves_nothing(store: embedrock.Store, tmp_path: P
     with pytest.raises(MisuseError, match="the name of another column"):
         weights.export(table, tmp_path / "a.parquet", name="key")
     assert [path.name for path in tmp_path.iterdir()] == ["test.store"]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_a_full_disk_is_told_with_the_path_and_leaves_nothing(
+    store: embedrock.Store, tmp_path: Path, suffix: str
+) -> None:
+    """It was told as pyarrow raises it, by the end of a file that could not be ended."""
+    table = store.table("many", DIM)
+    table.put(np.arange(3000), np.ones((3000, DIM), np.float32))  # more than a buffer of the file
+    path = tmp_path / f"a{suffix}"
+    path.with_name(f".{path.name}.{os.getpid()}.part").symlink_to("/dev/full")
+    with pytest.raises(FullError, match=rf"writing .*a\{suffix}: .*No space.*make room there"):
+        weights.export(table, path)
+    assert [path.name for path in tmp_path.iterdir()] == ["test.store"]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_what_the_system_refuses_to_read_is_not_called_damaged(
+    store: embedrock.Store, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = trained(store)
+    path = tmp_path / f"a{suffix}"
+    path.mkdir()
+    with pytest.raises(IoError, match=rf"reading .*a\{suffix}: .*see to its rights") as caught:
+        weights.load(table, path)
+    assert caught.value.errno is not None
+    path.rmdir()
+    weights.export(table, path)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile.iter_batches", fails)
+    monkeypatch.setattr("pyarrow.memory_map", fails)
+    with pytest.raises(IoError, match="Permission denied") as caught:
+        weights.load(table, path)
+    assert caught.value.errno == errno.EACCES
 
 
 def test_without_pyarrow_it_says_what_to_install(

@@ -27,7 +27,7 @@ from embedrock.errors import (
 )
 from embedrock.table import Table
 from embedrock.weights.blocks import blocks, contents, ids_of
-from embedrock.weights.drafts import atomic
+from embedrock.weights.drafts import atomic, writing
 
 __all__ = ["SUFFIXES", "export", "is_source", "load", "to_arrow"]
 
@@ -69,28 +69,33 @@ def export(table: Table, path: Path, name: str, state: bool, progress: Progress 
     """As :func:`embedrock.weights.export`, to a file of Arrow or Parquet."""
     pyarrow = _pyarrow(f"writing {path.suffix}")
     schema, batches, total = _out(table, name, state)
-    with atomic(path) as draft, contextlib.ExitStack() as stack:
+    with atomic(path) as draft:
         done = 0
         with _writing(path):
             if path.suffix == ".parquet":
                 from pyarrow import parquet
 
                 # Floats hardly repeat: dictionaries would only take time.
-                made = parquet.ParquetWriter(draft.file, schema, use_dictionary=False)
+                writer = parquet.ParquetWriter(draft.file, schema, use_dictionary=False)
             else:
-                made = pyarrow.ipc.new_file(draft.file, schema)
-            writer = stack.enter_context(made)
-        for batch in batches:
+                writer = pyarrow.ipc.new_file(draft.file, schema)
+        try:
+            for batch in batches:
+                with _writing(path):
+                    if path.suffix == ".parquet":
+                        writer.write_batch(batch, row_group_size=len(batch))
+                    else:
+                        writer.write_batch(batch)
+                done += len(batch)
+                if progress is not None:
+                    progress(done, total)
             with _writing(path):
-                if path.suffix == ".parquet":
-                    writer.write_batch(batch, row_group_size=len(batch))
-                else:
-                    writer.write_batch(batch)
-            done += len(batch)
-            if progress is not None:
-                progress(done, total)
-        with _writing(path):
-            stack.close()
+                writer.close()
+        except BaseException:
+            # It has more to write, and fails as what was before it did.
+            with contextlib.suppress(pyarrow.ArrowException, OSError):
+                writer.close()
+            raise
     return total
 
 
@@ -177,8 +182,9 @@ def _writing(path: Path) -> Iterator[None]:
     from pyarrow import ArrowException
 
     try:
-        yield
-    except (ArrowException, OSError) as error:
+        with writing(path):
+            yield
+    except ArrowException as error:
         raise IoError(f"writing {path}: {error}") from error
 
 
@@ -226,7 +232,14 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (ArrowException, OSError) as error:
-        raise CorruptError(f"{path} cannot be read as {path.suffix[1:]}: {error}") from error
+        number = getattr(error, "errno", None)
+        if number is None:  # Arrow's own, for what the bytes are
+            raise CorruptError(f"{path} cannot be read as {path.suffix[1:]}: {error}") from error
+        told = IoError(
+            f"reading {path}: {error}; see to its rights and its disk, or load a copy of it"
+        )
+        told.errno = number
+        raise told from error
 
 
 class _Columns:

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from embedrock._arguments import file_errors
+from embedrock.errors import FullError, IoError
 
-__all__ = ["Draft", "atomic"]
+__all__ = ["Draft", "atomic", "writing"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Errors of the operating system in the block: ``FullError`` without room, else ``IoError``."""
+    try:
+        with file_errors(f"writing {path}"):
+            yield
+    except IoError as error:
+        if error.errno not in _FULL:
+            raise
+        raise FullError(
+            f"{error}; make room there or write to another disk, and begin again: {path} is as it "
+            f"was before"
+        ) from error
 
 
 class Draft:
-    """A file that has no name yet. Its errors are ``IoError``."""
+    """A file that has no name yet. Its errors are ``FullError`` and ``IoError``."""
 
     def __init__(self, path: Path) -> None:
         """Makes it, beside where it goes."""
@@ -55,7 +74,7 @@ class Draft:
             self._draft.unlink(missing_ok=True)
 
     def _errors(self) -> contextlib.AbstractContextManager[None]:
-        return file_errors(f"writing {self._path}")
+        return writing(self._path)
 
 
 @contextlib.contextmanager

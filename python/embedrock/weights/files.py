@@ -131,8 +131,8 @@ def export(
     Shapes: rows ``(N, embedding_dim)`` of the table's dtype, float32 of a quantised one (and of
     bfloat16 in ``.npy``, Parquet and Arrow), keys ``(N,)`` int64.
 
-    Errors: ``MisuseError`` for ``state`` in a file that has no place for it; ``IoError``;
-    ``ModuleNotFoundError`` for Parquet and Arrow without pyarrow.
+    Errors: ``MisuseError`` for ``state`` in a file that has no place for it; ``FullError`` where
+    the disk is full; ``IoError``; ``ModuleNotFoundError`` for Parquet and Arrow without pyarrow.
 
     Blocking: reads the whole table.
 
