@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import stat
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,6 +21,7 @@ from torch_geometric.sampler import EdgeSamplerInput, NodeSamplerInput  # noqa: 
 import embedrock  # noqa: E402
 from embedrock import nn  # noqa: E402
 from embedrock.adapters import pyg  # noqa: E402
+from embedrock.adapters.pyg.files import Directory  # noqa: E402
 from embedrock.errors import (  # noqa: E402
     ForkedError,
     KeyRangeError,
@@ -145,6 +148,27 @@ def test_a_later_run_has_the_attributes_that_a_directory_lists(tmp_path: Path) -
         pytest.raises(NotFoundError, match=r"in table 'features\.x', which .* does not have"),
     ):
         pyg.FeatureStore(store, tmp_path / "graph")
+
+
+def test_names_are_durable_before_others_name_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder was not synced: behind a loss of power a list could name files without names."""
+    done, syncs, replaces = [], os.fsync, os.replace
+
+    def sync(file: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(file).st_mode) else "file")
+        syncs(file)
+
+    def replace(draft: Path, path: Path) -> None:
+        done.append(path.suffix)
+        replaces(draft, path)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", replace)
+    directory = Directory(tmp_path / "graph", "features.json")
+    directory.write_list([{"files": {"x": directory.save(torch.ones(3))}}])
+    assert done == ["file", ".npy", "folder", "file", ".json", "folder"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Arrays and a list of them in a directory: attributes and edges that do not go into tables.
 
-A file appears under its name whole, or not at all. The list comes after the arrays that it names.
+A file appears under its name whole and durable, or not at all. The list comes after the arrays that
+it names.
 """
 
 from __future__ import annotations
@@ -8,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from embedrock._arguments import file_errors, named_path
 from embedrock.errors import CorruptError
+from embedrock.weights.drafts import atomic, writing
 
 __all__ = ["Directory"]
 
@@ -53,7 +53,8 @@ class Directory:
     def write_list(self, entries: list[dict[str, Any]]) -> None:
         """Lists these instead of what was listed, and drops the files that no entry names."""
         text = json.dumps({"version": _VERSION, "entries": entries}, indent=1)
-        self._write(self._list, lambda file: file.write(text.encode()))
+        with atomic(self._list) as draft:
+            draft.write(text.encode(), at=0)
         used = {name for entry in entries for name in entry["files"].values()}
         for path in self.path.glob(f"{self._list.stem}-*.npy"):
             if path.name not in used:
@@ -67,7 +68,8 @@ class Directory:
             number += 1
         values = array.detach().cpu().contiguous()
         bits = values.view(torch.int16) if values.dtype == torch.bfloat16 else values
-        self._write(path, lambda file: np.save(file, bits.numpy()))
+        with atomic(path) as draft, writing(path):
+            np.save(draft.file, bits.numpy())
         return path.name
 
     def map(self, name: str, dtype: torch.dtype) -> Tensor:
@@ -83,15 +85,3 @@ class Directory:
                 raise CorruptError(f"{path} is no .npy file that can be mapped: {error}") from error
         tensor = torch.from_numpy(found)
         return tensor.view(torch.bfloat16) if dtype == torch.bfloat16 else tensor
-
-    def _write(self, path: Path, write: Callable[[IO[bytes]], object]) -> None:
-        draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            with file_errors(f"writing {path}"):
-                with draft.open("wb") as file:
-                    write(file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
