@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 import embedrock  # noqa: E402
 from embedrock import kge  # noqa: E402
 from embedrock.errors import KeyRangeError, MisuseError, NonFiniteError  # noqa: E402
+from embedrock.kge.rows import EntityRows  # noqa: E402
 from graphs import DIM, ENTITIES, RELATIONS, model_of, triples_of, twin_of  # noqa: E402
 
 MODELS = sorted(kge.INTERACTIONS)
@@ -79,10 +80,7 @@ def small(tmp_path: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "storage"), [*((name, "log") for name in MODELS), ("distmult", "lsm")]
 )
-def test_ranks_are_those_of_the_whole_matrix_with_ties(
-    name: str, storage: Any, small: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("embedrock.kge.rows._BLOCK_BYTES", 4 * DIM * 70)
+def test_ranks_are_those_of_the_whole_matrix_with_ties(name: str, storage: Any, small: Any) -> None:
     small.table("entities", DIM, ENTITIES, optimizer="sgd", initializer=0.25, storage=storage)
     entities = embedrock.nn.Embedding(ENTITIES, DIM, store=small, name="entities")
     relations = kge.dense_relations(name, RELATIONS, DIM)
@@ -149,6 +147,55 @@ def test_the_table_is_read_once_whatever_is_asked(tmp_path: Any, storage: Any) -
         # Beside the scan, the rows of the triples are read, a page each at worst: 1,200 twice.
         assert many < few + 2 * 1200 * 4096
         assert read(asked, query_bytes=4 * 2 * dim * 120, block=120) > 2 * table
+
+
+@pytest.mark.parametrize("fresh", [None, kge.unit])
+def test_entities_come_in_the_order_of_storage_and_new_ones_behind_them(
+    tmp_path: Any, fresh: Any
+) -> None:
+    """A dense table was read by ids, in whose order each page is read again and again."""
+    count, written = 3000, np.random.default_rng(0).permutation(2000)
+    with embedrock.open(tmp_path / "s", "1MiB", page_bytes=4096) as store:
+        entities = embedrock.nn.Embedding(
+            count, 32, store=store, name="entities", optimizer="sgd", initializer=0.5
+        )
+        entities.table.put(written, np.ones((2000, 32), np.float32))
+        store.commit(1)
+        found = list(EntityRows(entities, count, fresh).scan(700))
+        ids = np.concatenate([one for one, _ in found])
+        rows = torch.cat([one for _, one in found])
+        assert np.array_equal(np.sort(ids[:2000]), np.arange(2000))
+        assert (np.diff(ids[:2000]) < 0).any()
+        assert np.array_equal(ids[2000:], np.arange(2000, count))
+        assert (rows[:2000] == 1).all() and max(len(one) for one, _ in found) <= 700
+        new = 0.5 if fresh is None else 32**-0.5
+        assert torch.allclose(rows[2000:], torch.tensor(new))
+        less = [one for one, _ in EntityRows(entities, 1500, fresh).scan(700)]
+        assert np.array_equal(np.sort(np.concatenate(less)), np.arange(1500))
+
+
+def test_queries_take_no_more_than_they_may(small: Any) -> None:
+    """They were twice as large: as they were made, and in the order in which they are asked."""
+    model, asked = model_of("distmult", small), TRIPLES[:60]
+    least = 2 * 4 * DIM * 2 * len(asked)
+    scans = [kge.rank(model, asked, block=7, query_bytes=least - less).scans for less in (0, 1)]
+    assert scans == [1, 2]
+
+
+def test_ids_go_to_where_a_module_looks_them_up() -> None:
+    """They stayed on the CPU, and rows of relations on a GPU were not found."""
+    seen: list[str] = []
+    modules = [torch.nn.Embedding(9, DIM, device="meta") for _ in range(2)]
+    for module in modules:
+        module.register_forward_pre_hook(lambda _, ids: seen.append(ids[0].device.type))
+    model = kge.KnowledgeGraphModel("distmult", *modules)
+    ids = torch.tensor([1, 2])
+    assert model(ids, ids, ids).is_meta
+    batches = kge.TripleBatches(np.ones((4, 3), np.int64), 9, batch_size=4, negatives=2)
+    assert model.loss(next(iter(batches))).is_meta
+    with pytest.raises(RuntimeError, match="meta"):  # there is no score to compare
+        kge.rank(model, [[1, 2, 3]])
+    assert len(seen) > 6 and {*seen} == {"meta"}
 
 
 def test_sides_and_raw_ranks(small: Any) -> None:

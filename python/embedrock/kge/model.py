@@ -19,6 +19,7 @@ from embedrock.errors import MisuseError
 from embedrock.kge.batches import TripleBatch
 from embedrock.kge.interactions import Interaction, interaction
 from embedrock.kge.losses import loss_of
+from embedrock.kge.rows import looked_up
 from embedrock.nn import Embedding
 from embedrock.table import Table
 
@@ -68,8 +69,8 @@ class KnowledgeGraphModel(nn.Module):  # type: ignore[misc]
 
     def forward(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         """The scores of triples, ``(B,)``; a greater one is a better fit."""
-        head, tail = self.entities(torch.cat([heads, tails])).chunk(2)
-        scores: Tensor = self.interaction(head, self.relations(relations), tail)
+        head, tail = looked_up(self.entities, torch.cat([heads, tails])).chunk(2)
+        scores: Tensor = self.interaction(head, looked_up(self.relations, relations), tail)
         return scores
 
     def rows_of(self, batch: TripleBatch) -> BatchRows:
@@ -77,9 +78,9 @@ class KnowledgeGraphModel(nn.Module):  # type: ignore[misc]
 
         Blocking: waits for the rows of entities that are not in memory.
         """
-        ends = self.entities(batch.entities())
+        ends = looked_up(self.entities, batch.entities())
         heads, tails, negatives = ends.split([len(batch), len(batch), len(batch.negatives)])
-        return heads, self.relations(batch.relations), tails, negatives
+        return heads, looked_up(self.relations, batch.relations), tails, negatives
 
     def score(self, batch: TripleBatch) -> tuple[Tensor, Tensor]:
         """The scores of a batch: its triples ``(2 B,)``, once for each side, and their negatives

@@ -26,7 +26,7 @@ from embedrock.errors import MisuseError, NonFiniteError
 from embedrock.kge.batches import checked_triples
 from embedrock.kge.known import Known, ranges
 from embedrock.kge.model import KnowledgeGraphModel
-from embedrock.kge.rows import EntityRows
+from embedrock.kge.rows import EntityRows, looked_up
 
 __all__ = ["Queries", "Ranks", "rank", "rank_queries"]
 
@@ -149,9 +149,8 @@ def rank(
     Errors: ``KeyRangeError`` for an entity that is not there, ``MisuseError``, and
     ``NonFiniteError`` when a score is NaN or infinite.
 
-    Blocking: reads the rows of the triples, and the table once: page after page where it is an lsm,
-    else in blocks of 64 MiB of rows by their ids, so that a page is read once for each block that
-    has rows in it. Rows that were never written are computed.
+    Blocking: reads the rows of the triples, and the table once, page after page. Changed rows are
+    written to the disk first, without a commit; rows that were never written are computed.
 
     >>> import torch
     >>> entities = torch.nn.Embedding.from_pretrained(torch.eye(3))
@@ -176,7 +175,8 @@ def rank(
     def score(parts: tuple[Tensor, ...], entities: Tensor) -> Tensor:
         return interaction.crossed(parts[0], entities)
 
-    width = 4 * rows.dim * len(wanted)
+    # Each is there twice: as it was made, and in the order in which it is asked.
+    width = 2 * 4 * rows.dim * len(wanted)
     most = max(block, whole("query_bytes", query_bytes, 1) // width)
     found: list[Ranks] = []
     for begin in range(0, len(asked), most):
@@ -188,7 +188,7 @@ def rank(
                 vectors = [
                     ask[side](
                         rows.of(ends[at : at + _GATHERED]),
-                        model.relations(_ids(some[at : at + _GATHERED, 1])),
+                        looked_up(model.relations, _ids(some[at : at + _GATHERED, 1])),
                     )
                     for at in range(0, len(some), _GATHERED)
                 ]

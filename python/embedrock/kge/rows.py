@@ -1,14 +1,13 @@
 """The rows of all entities: some by their ids, and all of them once.
 
-A table is read in the order of its pages where the engine iterates so: growing ones, and those
-stored as an lsm. Rows that were never written come behind then, computed and not read. A dense
-table stored as a log is read by ids, which lie in pages in the order of their writing: so in long
-blocks, each of whose pages is read once. Any other module is asked for its ids in order.
+A table is read in the order of its pages, each once. Rows that were never written come behind the
+others, computed and not read. Any other module is asked for its ids in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,13 +20,19 @@ from embedrock.errors import MisuseError
 from embedrock.nn import Embedding
 from embedrock.table import Table
 
-__all__ = ["EntityRows"]
-
-_BLOCK_BYTES = 64 << 20
-"""Rows of a dense table that are read at a time."""
+__all__ = ["EntityRows", "looked_up"]
 
 Ids: TypeAlias = npt.NDArray[np.int64]
 Fresh: TypeAlias = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
+
+
+def looked_up(module: nn.Module, ids: Tensor) -> Tensor:
+    """The rows of some ids, which are brought to where the module looks them up."""
+    if not isinstance(module, Embedding):  # which takes them from anywhere
+        place = next(chain(module.parameters(), module.buffers()), None)
+        ids = ids if place is None else ids.to(place.device)
+    rows: Tensor = module(ids)
+    return rows
 
 
 class EntityRows:
@@ -67,7 +72,7 @@ class EntityRows:
         """The rows of some entities, ``(N,) -> (N, D)``, without gradients."""
         keys = np.ascontiguousarray(ids, np.int64)
         with torch.no_grad():
-            rows: Tensor = self._entities(torch.from_numpy(keys)).detach()
+            rows = looked_up(self._entities, torch.from_numpy(keys)).detach()
         if self._fresh is not None and isinstance(self._table, Table):
             new = np.flatnonzero(~self._table.contains(keys))
             if len(new):
@@ -78,39 +83,41 @@ class EntityRows:
     def scan(self, batch_size: int) -> Iterator[tuple[Ids, Tensor]]:
         """Every row once: ids ``(B,)`` and rows ``(B, D)``, B at most ``batch_size``.
 
-        Errors: ``MisuseError`` when a table that is read by pages is written to meanwhile.
+        Errors: ``MisuseError`` when a table is written to meanwhile.
+
+        Blocking: changed rows of a table are written to the disk first, without a commit.
         """
-        if not isinstance(self._table, Table):
+        table = self._table
+        if not isinstance(table, Table):
             for begin in range(0, self._count, batch_size):
                 ids = np.arange(begin, min(begin + batch_size, self._count))
                 yield ids, self.of(ids)
             return
-        if self._table.num_embeddings is not None and self._table.storage != "lsm":
-            yield from self._by_ids(self._table, batch_size)
-            return
-        written = np.zeros(self._count, bool)
-        for keys, values in self._table.items(batch_size):
+        for keys, values, is_new in self._stored(table, batch_size):
             within = (keys >= 0) & (keys < self._count)
             if not within.all():
                 keys, values = keys[within], values[within]
-            written[keys] = True
-            yield keys, self._placed(values)
+            yield keys, self._placed(self._freshened(values) if is_new else values)
+
+    def _stored(
+        self, table: Table, batch_size: int
+    ) -> Iterator[tuple[Ids, npt.NDArray[np.float32], bool]]:
+        """Ids and values in the order of storage, and whether they were never written."""
+        if table._by_id:
+            written, given = len(table), 0
+            for keys, values in table.items(batch_size, unwritten=True):
+                yield keys, values, given >= written
+                given += len(keys)
+            return
+        seen = np.zeros(self._count, bool)
+        for keys, values in table.items(batch_size):
+            seen[keys[(keys >= 0) & (keys < self._count)]] = True
+            yield keys, values, False
         for begin in range(0, self._count, 1 << 20):
-            new = begin + np.flatnonzero(~written[begin : begin + (1 << 20)])
+            new = begin + np.flatnonzero(~seen[begin : begin + (1 << 20)])
             for at in range(0, len(new), batch_size):
                 ids = new[at : at + batch_size]
-                yield ids, self._placed(self._freshened(self._table.get(ids)))
-
-    def _by_ids(self, table: Table, batch_size: int) -> Iterator[tuple[Ids, Tensor]]:
-        size = max(batch_size, _BLOCK_BYTES // (4 * table.embedding_dim))
-        for begin in range(0, self._count, size):
-            ids = np.arange(begin, min(begin + size, self._count))
-            values = table.get(ids)
-            if self._fresh is not None:
-                new = np.flatnonzero(~table.contains(ids))
-                values[new] = self._freshened(values[new])
-            for at in range(0, len(ids), batch_size):
-                yield ids[at : at + batch_size], self._placed(values[at : at + batch_size])
+                yield ids, table.get(ids), True
 
     def _placed(self, values: npt.NDArray[np.float32]) -> Tensor:
         """Values of the table as the module gives them."""
