@@ -143,6 +143,47 @@ def test_a_full_sample_keeps_fewer_keys_and_says_nearly_the_same(store: embedroc
     assert sampled["optimal_hit_rate"] == pytest.approx(whole["optimal_hit_rate"], abs=0.03)
 
 
+def test_rows_that_a_step_loads_twice_are_no_negative_hit_rate(store: embedrock.Store) -> None:
+    """A step whose rows the memory does not hold until they are updated loads them again: the
+    report of such a run had a hit rate of -47 %."""
+    report = StepReport(store, steps_per_row=1)
+    train(store, report, [np.arange(ROWS)] * 2)
+    total = report.totals()
+    assert total["rows_loaded"] > total["distinct_rows"] == 2 * ROWS
+    rates = [row[name] for row in report.rows() for name in ("hit_rate", "optimal_hit_rate")]
+    assert [total["hit_rate"], *rates][:2] == [0, 0]
+    assert all(0 <= rate <= 1 for rate in rates)
+    assert "-" not in str(report).splitlines()[-1].split()[-2]
+
+
+def test_the_sample_of_a_long_run_has_keys_enough_to_say_something() -> None:
+    """Steps took all of the memory, and the last key had to leave: distinct rows were chance."""
+    random = np.random.default_rng(1)
+    sample = KeySample(64 << 10)
+    sample.running = True
+    for _ in range(3000):
+        sample.visited([("rows", random.integers(0, 1 << 30, 40).astype(np.uint64))])
+        sample.end_step()
+    found = sample.optimum([1000], None)
+    assert len(found.distinct) == 3001
+    assert found.distinct[-1] == pytest.approx(3000 * 40, rel=0.1)
+    assert found.distinct[1500] == pytest.approx(1500 * 40, rel=0.1)
+    noted = [*(keys.nbytes for keys, _ in sample._packed), *(one.nbytes for one in sample._steps)]
+    assert sum(noted) <= 64 << 10
+
+
+def test_a_key_is_the_same_row_whatever_tables_are_visited_beside_it() -> None:
+    sample = KeySample(1 << 20)
+    sample.class_of = {"one": 0, "two": 1}
+    sample.running = True
+    keys = np.arange(1000, dtype=np.uint64)
+    sample.visited([("one", keys)])
+    sample.visited([("one", keys), ("two", keys)])
+    sample.end_step()
+    found = sample.optimum([10_000, 10_000], None)
+    assert found.distinct[-1] == found.loads[-1] == 2000
+
+
 def test_the_optimum_of_a_sample_is_that_of_all_keys_by_class_and_with_joined_steps() -> None:
     random = np.random.default_rng(3)
     steps = [(5000 * random.random(200) ** 3).astype(np.uint64) for _ in range(5000)]

@@ -2,7 +2,8 @@
 
 A key is in the sample when its hash is below a threshold, so all of its uses are or none of them: a
 cache that is smaller in proportion misses sampled keys as often as the whole one misses all keys.
-When the sample is full the threshold is halved, and a step keeps each key once.
+When the sample is full the threshold is halved, and a step keeps each key once. Its size alone says
+where a step ends, so that a long run leaves the memory to keys.
 
 *Source*: SHARDS (Waldspurger et al., FAST 2015); that scaled-down caches predict any policy, the
 best one too, is their "Cache Modeling and Optimization using Miniature Simulations" (USENIX ATC
@@ -25,12 +26,15 @@ from embedrock.observe.trace import Trace
 __all__ = ["KeySample", "Optimum"]
 
 Hashes = npt.NDArray[np.uint64]
+Sizes = npt.NDArray[np.uint32]
 Series = npt.NDArray[np.float64]
 
 _CLASS = 0xFF
 """The last bits of a hash say which row class its key belongs to."""
 _STEP_BYTES = 200
-"""What noting a step takes beside its keys."""
+"""What noting a step takes beside its keys, until it is packed with others."""
+_PACKED = 256
+"""Steps that are packed together."""
 _THRESHOLD_MIN = 1 << 48
 """Below a sample of one in 65,000 a result would be chance."""
 _BATCHES_MAX = 2000
@@ -70,7 +74,11 @@ class KeySample(Listener):
         self._salts: dict[str, int] = {}
         self._open: list[Hashes] = []
         self._steps: list[Hashes] = []
+        self._packed: list[tuple[Hashes, Sizes]] = []
+        """Distinct keys of many steps, and how many each has."""
         self._bytes = 0
+        """Of keys, and of what steps take until they are packed."""
+        self._size_bytes = 0
         self._last: tuple[list[tuple[str, int]], Hashes] | None = None
 
     @property
@@ -89,7 +97,11 @@ class KeySample(Listener):
                 self._bytes += step.nbytes
             self._steps.append(step)
             self._bytes += _STEP_BYTES
-            while self._bytes > self._max and self._threshold > _THRESHOLD_MIN:
+            if len(self._steps) == _PACKED:
+                self._pack()
+            # However many steps there are, keys have a half: fewer would say nothing.
+            most = max(self._max - self._size_bytes, self._max // 2)
+            while self._bytes > most and self._threshold > _THRESHOLD_MIN:
                 self._thin_out()
 
     def ended(self) -> None:
@@ -103,8 +115,9 @@ class KeySample(Listener):
         Blocking: computes, a second per million keys in the sample.
         """
         with self._lock:
-            steps, scale = list(self._steps), 1 / self.rate
-        trace = Trace(_joined(steps), _offsets(steps)).distinct()
+            packed, scale = [*self._packed, _sized(self._steps)], 1 / self.rate
+        steps = np.concatenate([sizes for _, sizes in packed])
+        trace = Trace(_joined([keys for keys, _ in packed]), _offsets(steps)).distinct()
         used = scale * trace.offsets.astype(np.float64)
         _, places = np.unique(trace.values, return_index=True)
         first = scale * np.searchsorted(np.sort(places), trace.offsets).astype(np.float64)
@@ -128,7 +141,7 @@ class KeySample(Listener):
             salts = [self._salts.setdefault(name, len(self._salts) << 40) for name, _ in shape]
             hashes = _mixed(np.bitwise_xor(keys, np.repeat(np.array(salts, np.uint64), sizes)))
             classes = [self.class_of.get(name, 0) & _CLASS for name, _ in shape]
-            if any(classes):
+            if any(self.class_of.values()):  # a key has one hash, whatever is visited beside it
                 hashes &= np.uint64(~_CLASS & (1 << 64) - 1)
                 hashes |= np.repeat(np.array(classes, np.uint64), sizes)
             if self._threshold < 1 << 64:
@@ -136,11 +149,25 @@ class KeySample(Listener):
             self._open.append(hashes)
             self._bytes += hashes.nbytes
 
+    def _pack(self) -> None:
+        self._packed.append(_sized([distinct(hashes)[0] for hashes in self._steps]))
+        self._steps = []
+        self._count()
+
     def _thin_out(self) -> None:
         self._threshold //= 2
         limit = np.uint64(self._threshold)
         self._steps = [distinct(hashes[hashes < limit])[0] for hashes in self._steps]
-        self._bytes = sum(hashes.nbytes + _STEP_BYTES for hashes in self._steps)
+        for place, (keys, sizes) in enumerate(self._packed):
+            kept = keys < limit
+            ends = np.concatenate([[0], np.cumsum(kept)])[_offsets(sizes)]
+            self._packed[place] = keys[kept], np.diff(ends).astype(np.uint32)
+        self._count()
+
+    def _count(self) -> None:
+        self._bytes = sum(keys.nbytes + _STEP_BYTES for keys in self._steps)
+        self._bytes += sum(keys.nbytes for keys, _ in self._packed)
+        self._size_bytes = sum(sizes.nbytes for _, sizes in self._packed)
 
 
 def _mixed(keys: Hashes) -> Hashes:
@@ -156,9 +183,14 @@ def _joined(parts: Sequence[Hashes]) -> Hashes:
     return np.concatenate(parts) if parts else np.empty(0, np.uint64)
 
 
-def _offsets(parts: Sequence[Hashes]) -> npt.NDArray[np.int64]:
-    offsets = np.zeros(len(parts) + 1, np.int64)
-    np.cumsum([len(part) for part in parts], out=offsets[1:])
+def _sized(steps: Sequence[Hashes]) -> tuple[Hashes, Sizes]:
+    """Keys of steps, and how many each has."""
+    return _joined(steps), np.array([len(step) for step in steps], np.uint32)
+
+
+def _offsets(sizes: Sizes) -> npt.NDArray[np.int64]:
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
     return offsets
 
 

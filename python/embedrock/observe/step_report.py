@@ -59,7 +59,8 @@ class StepReport:
                             far as the window read them before or reads for later ones
     ``distinct_rows``       distinct rows of each step, summed; about, when keys are sampled
     ``hit_rate``            share of the distinct rows that needed no load; what is read ahead
-                            counts with the batches that it was read for
+                            counts with the batches that it was read for; 0 where rows are loaded
+                            again within a step, which the memory does not hold
     ``optimal_hit_rate``    (``optimal_rows_loaded``) that of the best cache of this size that knows
                             as many batches ahead as the window held on average; all, where nothing
                             was announced

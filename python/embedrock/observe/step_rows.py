@@ -130,13 +130,14 @@ def totals(rows: Sequence[Row], shown: Sequence[dict[str, Any]], step: int) -> d
 
 
 def add_rates(row: dict[str, Any]) -> None:
-    """Adds hit rates to a row."""
+    """Adds hit rates to a row: 0 where rows were loaded more often than steps used them, as where
+    the memory does not hold those of a step until they are updated."""
     distinct = row["distinct_rows"]
     for name, loads in (
         ("hit_rate", "rows_loaded_for"),
         ("optimal_hit_rate", "optimal_rows_loaded"),
     ):
-        row[name] = 1 - row[loads] / distinct if distinct else None
+        row[name] = max(1 - row[loads] / distinct, 0.0) if distinct else None
 
 
 def _loaded(rows: Sequence[Row], ends: Any) -> Any:
