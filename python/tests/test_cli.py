@@ -15,6 +15,7 @@ import embedrock
 from embedrock import cli
 from embedrock.bench import BENCHES, load
 from embedrock.cli import output
+from embedrock.cli.wording import one_line
 from embedrock.report import progress
 
 
@@ -166,6 +167,26 @@ def test_copy_works_within_the_memory_that_it_is_given(filled_store: Path, tmp_p
         target = str(tmp_path / f"copy-{memory}.store")
         assert cli.main(["copy", str(filled_store), target, "--memory", memory]) == status
         assert ("--memory 65536 is too little" in capsys.readouterr().err) == (status == 2)
+
+
+WAIT = "store s is written to by another process (5); wait for it or stop it"
+LOCKED = f"{WAIT}, or open with read_only=True"
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "shown"),
+    [
+        (["serve", "s", "--writable"], LOCKED, f"{WAIT}, or leave --writable out"),
+        (["resize", "s", "t", "--capacity", "9"], LOCKED, WAIT),
+        (["serve", "s"], "open with step=, one of [1, 2]", "open with --step, one of [1, 2]"),
+        (["check", "s"], "open with step=3, its newest", "open with step=3, its newest"),
+        (["copy", "s", "d"], "with cold_directory= and", "with --cold-directory and"),
+        (["train"], "beside 7 of max_disk_bytes=9; raise it", "beside 7 of --max-disk 9; raise it"),
+    ],
+)
+def test_messages_name_the_options_of_the_command(given: list[str], said: str, shown: str):
+    """They named arguments of Python to those who had run a command."""
+    assert one_line(said, cli.parser().parse_args(given)) == shown
 
 
 @pytest.mark.parametrize("left", ["journal-00000001", "rows-0"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -558,6 +559,48 @@ def test_info_says_what_the_medium_keeps(
     assert "pmem" in said
     assert "'t'" in said
     assert "survive" in said
+
+
+def test_info_beside_a_writer_says_what_it_does_not_know(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It showed the rows and the room of the last commit that it could read: none, or old ones."""
+    with opened(path) as store:
+        table = table_in(store, num_embeddings=5000, capacity=1234)
+        store.commit(1)
+        table.put([1, 2], numbered([1, 2]))
+        assert cli.main(["info", str(path)]) == 0
+        (line,) = (one for one in capsys.readouterr().out.splitlines() if one.startswith("t "))
+        assert line.split()[1:5] == ["in", "use", "in", "use"]
+        assert cli.main(["info", str(path), "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)["tables"]["t"]
+        assert told["rows"] is told["capacity"] is None
+    assert cli.main(["info", str(path)]) == 0
+    assert "1,234" in capsys.readouterr().out
+
+
+def test_commands_name_their_options_and_find_regions_that_were_moved(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They named arguments of Python, some of which they had no option for."""
+    memory, moved = tmp_path / "memory", tmp_path / "moved"
+    with opened(path, pmem_path=memory) as store:
+        table_in(store).put([1], numbered([1]))
+        store.commit(1)
+        assert cli.main(["serve", str(path), "--writable", "--listen", "127.0.0.1:0"]) == 2
+        said = capsys.readouterr().err
+        assert "is open in this process" in said
+        assert cli.main(["resize", str(path), "t", "--capacity", "200"]) == 2
+        assert "read_only" not in capsys.readouterr().err
+    memory.rename(moved)
+    assert cli.main(["info", str(path)]) == 2
+    assert "give --pmem-path the folder that it was moved to" in capsys.readouterr().err
+    assert cli.main(["info", str(path), "--pmem-path", str(moved)]) == 0
+    assert " 1 " in capsys.readouterr().out
+    with serving(path, "--writable", "--pmem-path", str(moved)) as server:
+        created = embedrock.connect(server.url).table("u", 4, storage="pmem", capacity=10)
+        created.put([1], numbered([1]))
+    assert len(list(moved.iterdir())) == 2
 
 
 def test_modules_train_tables_on_persistent_memory(path: Path) -> None:

@@ -12,8 +12,8 @@ only with --debug), 130 stopped by Ctrl-C.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
-import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -36,18 +36,17 @@ from embedrock.cli import (
     trace,
     train,
 )
-from embedrock.errors import BudgetError, BudgetWarning, EmbedrockError
+from embedrock.cli.wording import one_line
+from embedrock.errors import EmbedrockError
 from embedrock.training.interrupt import EXIT_INTERRUPTED
 
 EXIT_ERROR = 2
-_MEMORY = re.compile(r'\bmemory="?([^"\s;,]+)"?')
-"""A budget as messages name it to Python's users."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
     arguments = parser().parse_args(argv)
-    warnings.showwarning = _show_warning
+    warnings.showwarning = functools.partial(_show_warning, arguments)
     try:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -62,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.debug:
             raise
         said = _without_torch(error, arguments.command)
-        print(f"embedrock: error: {_one_line(said)}", file=sys.stderr)
+        print(f"embedrock: error: {one_line(said, arguments)}", file=sys.stderr)
         return EXIT_ERROR
 
 
@@ -109,17 +108,8 @@ def _without_torch(error: BaseException, command: str) -> BaseException | str:
     return error
 
 
-def _one_line(said: Warning | BaseException | str) -> str:
-    line = " ".join(str(said).split()) or type(said).__name__
-    # Also of a child of the demo, whose message its error has.
-    if isinstance(said, (BudgetError, BudgetWarning)) or "at least memory=" in line:
-        line = _MEMORY.sub(r"--memory \1", line)
-        line = line.replace(
-            "give expected_rows=, or memory in bytes", "give --memory in bytes, such as 2GiB"
-        )
-    return line
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+def _show_warning(
+    arguments: argparse.Namespace, message: Warning | str, *_: Any, **__: Any
+) -> None:
     """Warnings as one line, without the source line that raised them."""
-    print(f"embedrock: warning: {_one_line(message)}", file=sys.stderr)
+    print(f"embedrock: warning: {one_line(message, arguments)}", file=sys.stderr)

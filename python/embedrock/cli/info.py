@@ -19,6 +19,8 @@ _NOTED = {
     "spare": "spare, for commits",
     "other": "other files",
 }
+_IN_USE = "in use"
+"""What is not known of a table whose region another process has."""
 _BLOCK_BYTES = 512
 """Of `st_blocks`, whatever the blocks of the file system are."""
 
@@ -34,6 +36,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--memory", default="256MiB", help="memory for looking: the index must fit (256MiB)"
     )
+    output.add_folders(command)
     command.add_argument(
         "--verbose",
         action="store_true",
@@ -49,10 +52,21 @@ def run(arguments: argparse.Namespace) -> int:
     import embedrock
 
     output.refuse_missing_store(arguments.store)
-    with embedrock.open(arguments.store, arguments.memory, create=False, read_only=True) as store:
+    with embedrock.open(
+        arguments.store,
+        arguments.memory,
+        create=False,
+        read_only=True,
+        cold_directory=arguments.cold_directory,
+        pmem_path=arguments.pmem_path,
+    ) as store:
         stats = store.stats()
         commits = [asdict(commit) for commit in store.commits()]
         tables = {name: _table(table) for name, table in store.tables.items()}
+    for one in stats["tables"]:
+        table = tables[one["spec"]["name"]]
+        if table["storage"] == "pmem" and one.get("medium") is None:  # nobody here can know
+            table["rows"] = table["capacity"] = None
     found = {
         "store": str(arguments.store),
         "tables": tables,
@@ -112,11 +126,13 @@ def _print(found: dict[str, Any], verbose: bool) -> None:
     rows = [["table", "rows", "capacity", "dim", "dtype", "storage", "bytes per row", "optimizer"]]
     for name, table in found["tables"].items():
         size = table["num_embeddings"] if table["capacity"] is None else table["capacity"]
+        is_known = table["rows"] is not None
+        capacity = "growing" if size is None else f"{size:,}"
         rows.append(
             [
                 name,
-                f"{table['rows']:,}",
-                "growing" if size is None else f"{size:,}",
+                f"{table['rows']:,}" if is_known else _IN_USE,
+                capacity if is_known else _IN_USE,
                 str(table["embedding_dim"]),
                 table["dtype"],
                 table["storage"],
@@ -184,7 +200,7 @@ def _in_regions(tables: dict[str, Any], stats: dict[str, Any]) -> list[list[str]
     for one in stats["tables"]:
         name = one["spec"]["name"]
         if tables[name]["storage"] == "pmem":
-            rows.append([f"pmem {name!r}", one.get("medium", "open in another process")])
+            rows.append([f"pmem {name!r}", one.get("medium") or "in use: open in another process"])
     return rows
 
 

@@ -54,6 +54,22 @@ def add_json(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_folders(command: argparse.ArgumentParser, regions: str = "") -> None:
+    """Where a store's files that may lie apart are now; ``regions`` is what else is of theirs."""
+    command.add_argument(
+        "--cold-directory",
+        type=Path,
+        metavar="DIR",
+        help="where the partitions of lsm tables are, if they were moved",
+    )
+    command.add_argument(
+        "--pmem-path",
+        type=Path,
+        metavar="DIR",
+        help=f"where the regions of pmem tables are, if they were moved{regions}",
+    )
+
+
 def layer_sizes(text: str) -> tuple[int, ...]:
     """ "512-256-64" as sizes of hidden layers. For argparse's `type`."""
     try:

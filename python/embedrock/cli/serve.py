@@ -58,6 +58,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help='memory for the tables: "10%%" of their rows, or "2GiB"; growing tables without '
         "expected_rows need it in bytes (10%%)",
     )
+    output.add_folders(command, ", and where those of new ones are made")
     command.add_argument(
         "--step",
         type=_step,
@@ -188,6 +189,8 @@ def run(arguments: argparse.Namespace) -> int:
             create=False,
             read_only=not arguments.writable,
             step=arguments.step,
+            cold_directory=arguments.cold_directory,
+            pmem_path=arguments.pmem_path,
         ) as store:
             if arguments.warm:
                 store.warm()
