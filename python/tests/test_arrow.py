@@ -254,11 +254,6 @@ def test_what_the_system_refuses_to_read_is_not_called_damaged(
 ) -> None:
     table = trained(store)
     path = tmp_path / f"a{suffix}"
-    path.mkdir()
-    with pytest.raises(IoError, match=rf"reading .*a\{suffix}: .*see to its rights") as caught:
-        weights.load(table, path)
-    assert caught.value.errno is not None
-    path.rmdir()
     weights.export(table, path)
 
     def fails(*_: Any, **__: Any) -> Any:
@@ -266,7 +261,8 @@ def test_what_the_system_refuses_to_read_is_not_called_damaged(
 
     monkeypatch.setattr("pyarrow.parquet.ParquetFile.iter_batches", fails)
     monkeypatch.setattr("pyarrow.memory_map", fails)
-    with pytest.raises(IoError, match="Permission denied") as caught:
+    expected = rf"reading .*a\{suffix}: .*Permission denied; see to its rights"
+    with pytest.raises(IoError, match=expected) as caught:
         weights.load(table, path)
     assert caught.value.errno == errno.EACCES
 

@@ -181,7 +181,7 @@ LOCKED = f"{WAIT}, or open with read_only=True"
         (["serve", "s"], "open with step=, one of [1, 2]", "open with --step, one of [1, 2]"),
         (["check", "s"], "open with step=3, its newest", "open with step=3, its newest"),
         (["copy", "s", "d"], "with cold_directory= and", "with --cold-directory and"),
-        (["train"], "beside 7 of max_disk_bytes=9; raise it", "beside 7 of --max-disk 9; raise it"),
+        (["train", "--data", "d", "--store", "s"], "of max_disk_bytes=9; x", "of --max-disk 9; x"),
     ],
 )
 def test_messages_name_the_options_of_the_command(given: list[str], said: str, shown: str):
