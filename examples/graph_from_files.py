@@ -31,4 +31,4 @@ subprocess.run([sys.executable, "-m", "embedrock", *command.split()], check=True
 with embedrock.open("nodes.store", memory="8MiB", create=False, read_only=True) as store:
     table = store.table("nodes")
     print(f"step {store.step}: tables {', '.join(sorted(store.tables))}")
-    print(f"{len(table):,} nodes have learned {table.embedding_dim} values")
+    print(f"{len(table):,} of {NODES:,} nodes have learned {table.embedding_dim} values")

@@ -173,7 +173,7 @@ def _begin(options: NodeOptions, sink: Sink, stack: contextlib.ExitStack) -> _Ru
         edges = graph.edges if recipe.directed else graph.undirected()
         parts, known = _parts(options, graph, edges)
     if graph.skipped:
-        print(f"skipped {graph.skipped}, the first: {graph.first_skipped}", file=sys.stderr)
+        print(f"skipped {graph.skipped} lines, the first: {graph.first_skipped}", file=sys.stderr)
     neighbors = recipe.model_options["neighbors"]
     sampler = sampler_of(known, graph.num_nodes, neighbors, directed=recipe.directed)
     kinds = _rows(recipe, graph, options)

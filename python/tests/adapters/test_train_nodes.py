@@ -188,7 +188,11 @@ def test_what_does_not_fit_the_stored_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "given", "problem"),
     [
-        ({"features": np.ones((10, 2))}, {}, r"edges\.csv, line \d+: node \d+, expected 0 to 9"),
+        (
+            {"features": np.ones((10, 2)), "labels": np.zeros(10, int)},
+            {},
+            r"edges\.csv, line \d+: node \d+, expected 0 to 9",
+        ),
         ({"labels": np.zeros(7, int)}, {}, r"labels\.npy: has 7 labels, but features\.npy has 300"),
         (
             {"features": np.full((NODES, 2), np.nan)},
