@@ -43,7 +43,10 @@ def test_defaults_depend_on_the_task_and_the_model() -> None:
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        (["--model", "gat", "--format", "csv"], "--format is for models of clicks; gat reads edges"),
+        (
+            ["--model", "gat", "--format", "csv"],
+            "--format is for models of clicks; gat reads edges",
+        ),
         (["--model", "gat", "--negatives", "8"], "--negatives is for models of knowledge graphs;"),
         (["--model", "transe", "--split", "file"], "--split is for models of graphs; transe reads"),
         (["--model", "transe", "--model-option", "a=b"], "--model-option is for models of clicks;"),

@@ -39,9 +39,7 @@ def remember_defaults(command: argparse.ArgumentParser) -> None:
     command.set_defaults(own_defaults={name: command.get_default(name) for name in names})
 
 
-def refuse_others(
-    arguments: argparse.Namespace, kind: str, way: str | Mapping[str, str]
-) -> None:
+def refuse_others(arguments: argparse.Namespace, kind: str, way: str | Mapping[str, str]) -> None:
     """Errors: MisuseError for an option that only models of other kinds have; `way` is what this
     model does instead, or the way out by the kind of models that have it."""
     for other, names in OPTIONS_OF.items():

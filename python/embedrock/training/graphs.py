@@ -154,7 +154,14 @@ def _begin(options: GraphOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
     if begun.stored is not None:
         step = embedrock.resume(store, model, trainer.optimizers)
         batches.load_state_dict({**batches.state_dict(), "step": step})
-    return _Run(begun, trainer, batches, len(graph.train), step, graph=graph)
+    return _Run(
+        begun=begun,
+        trainer=trainer,
+        batches=batches,
+        per_epoch=len(graph.train),
+        step=step,
+        graph=graph,
+    )
 
 
 def _files(options: GraphOptions) -> dict[str, Path]:

@@ -192,7 +192,14 @@ def _begin(options: NodeOptions, sink: Sink, stack: contextlib.ExitStack) -> _Ru
     else:
         batches = LinkBatches(sampler, known, graph.num_nodes, **how, step=step)
     return _Run(
-        begun, trainer, batches, len(parts["train"]), step, graph=graph, parts=parts, edges=edges
+        begun=begun,
+        trainer=trainer,
+        batches=batches,
+        per_epoch=len(parts["train"]),
+        step=step,
+        graph=graph,
+        parts=parts,
+        edges=edges,
     )
 
 
