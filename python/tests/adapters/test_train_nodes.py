@@ -93,7 +93,7 @@ def test_features_tell_kinds_and_their_table_is_a_feature_store(
     with embedrock.open(tmp_path / "s", "64MiB", create=False) as store:
         known = pyg.FeatureStore(store)
         known.attach(store.table("features.x"), "x")
-        found = known.get_tensor(attr_name="x", group_name=None)
+        found = known.get_tensor(attr_name="x", group_name=None, index=None)
     assert np.array_equal(found.numpy(), np.load(folder / "features.npy"))
 
 
