@@ -6,7 +6,7 @@ is gone through line by line, for the line to be named. Parquet comes as the tex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -54,11 +54,11 @@ def read_pairs(path: Path, expected: str, bad: BadLines, nodes: tuple[int, str] 
     limit, told = (_LARGEST, "") if nodes is None else nodes
     ends = 2 if expected == EDGE else 1
 
-    def check(pairs: Ids, line_of: Callable[[int], int]) -> Ids:
+    def check(pairs: Ids, lines: Sequence[int]) -> Ids:
         beyond = (pairs[:, :ends] >= limit).any(axis=1)
         for place in np.flatnonzero(beyond).tolist():
             node = int(pairs[place, :ends].max())
-            bad.add(DataError(beyond_text(node, limit, told), path=path, line=line_of(place)))
+            bad.add(DataError(beyond_text(node, limit, told), path=path, line=lines[place]))
         return pairs[~beyond] if beyond.any() else pairs
 
     blocks = []
@@ -66,7 +66,7 @@ def read_pairs(path: Path, expected: str, bad: BadLines, nodes: tuple[int, str] 
         plain = text.translate(_SPACES)
         found = _two_a_line(plain)
         if found is not None:
-            blocks.append(check(found, lambda place, first=first: first + place))
+            blocks.append(check(found, range(first, first + len(found))))
             continue
         rows, lines = [], []
         for number, words in _words(plain, first):
@@ -83,7 +83,7 @@ def read_pairs(path: Path, expected: str, bad: BadLines, nodes: tuple[int, str] 
             rows.append([int(word) for word in words])
             lines.append(number)
         pairs = np.array(rows, np.int64).reshape(-1, 2)
-        blocks.append(check(pairs, lambda place, lines=lines: lines[place]))
+        blocks.append(check(pairs, lines))
     joined = np.concatenate(blocks) if blocks else np.empty((0, 2), np.int64)
     return np.ascontiguousarray(joined.T)
 
@@ -163,7 +163,7 @@ def load_array(path: Path, names: tuple[str, ...] = ()) -> npt.NDArray[Any]:
     Errors: DataError.
     """
     try:
-        found = np.load(path, mmap_mode="r" if path.suffix == ".npy" else None)
+        found: Any = np.load(path, mmap_mode="r" if path.suffix == ".npy" else None)
         if isinstance(found, np.ndarray):
             return found
         with found:

@@ -188,6 +188,7 @@ def _begin(options: NodeOptions, sink: Sink, stack: contextlib.ExitStack) -> _Ru
     how = {"batch_size": recipe.batch_size, "epochs": recipe.epochs, "seed": options.seed}
     batches: Batches
     if recipe.task == "nodes":
+        assert graph.labels is not None
         batches = NodeBatches(sampler, parts["train"], graph.labels, **how, step=step)
     else:
         batches = LinkBatches(sampler, known, graph.num_nodes, **how, step=step)
