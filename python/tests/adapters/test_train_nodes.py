@@ -20,8 +20,12 @@ from embedrock.data import DataError, graphs  # noqa: E402
 from embedrock.errors import MismatchError, MisuseError  # noqa: E402
 from embedrock.report.progress import Lines  # noqa: E402
 from embedrock.training import epoch_run, nodes  # noqa: E402
-from embedrock.training.node_batches import LinkBatches, NodeBatches, negatives_of  # noqa: E402
-from embedrock.training.node_batches import sampler_of  # noqa: E402
+from embedrock.training.node_batches import (  # noqa: E402
+    LinkBatches,
+    NodeBatches,
+    negatives_of,
+    sampler_of,
+)
 from embedrock.training.node_options import NodeOptions  # noqa: E402
 from embedrock.training.node_recipes import NodeRecipe  # noqa: E402
 from nodegraphs import NODES, write_graph  # noqa: E402
@@ -123,11 +127,10 @@ def test_batches_are_functions_of_the_step(tmp_path: Path) -> None:
         assert torch.rand(1) == before  # the model's generator is as it was
         assert [batch.step for batch in all_of_them] == [0, 1, 2, 3, 4, 5]
         assert [len(batch) for batch in all_of_them] == [40, 40, 20] * 2
-        again = list(make(4))[0]
-        for first, second in ((all_of_them[4], again),):
-            assert torch.equal(first.sample.nodes, second.sample.nodes)
-            assert torch.equal(first.sample.edges, second.sample.edges)
-            assert torch.equal(first.targets, second.targets)
+        first, second = all_of_them[4], next(iter(make(4)))
+        assert torch.equal(first.sample.nodes, second.sample.nodes)
+        assert torch.equal(first.sample.edges, second.sample.edges)
+        assert torch.equal(first.targets, second.targets)
         assert not torch.equal(all_of_them[0].sample.nodes, all_of_them[3].sample.nodes)
 
 
