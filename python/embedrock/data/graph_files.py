@@ -167,7 +167,7 @@ def load_array(path: Path, names: tuple[str, ...] = ()) -> npt.NDArray[Any]:
         if isinstance(found, np.ndarray):
             return found
         with found:
-            arrays = {name: found[name] for name in found.files}
+            arrays: dict[str, npt.NDArray[Any]] = {name: found[name] for name in found.files}
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"is no array of NumPy that can be read: {error}", path=path) from error
     if {"indptr", "indices", "data", "shape"} <= arrays.keys():
