@@ -66,7 +66,7 @@ contests: setup ## Run the tests of the benchmarks that train: ten minutes
 
 adapters: setup $(ADAPTERS)/.installed ## Run the tests beside the libraries that Embedrock adapts to
 	PYTHONPATH=python $(ADAPTERS)/bin/python -m pytest python/tests/adapters python/embedrock/adapters
-	PYTHONPATH=python $(ADAPTERS)/bin/python -m pytest python/tests/test_examples.py -k "hf_ or lightning or on_a_graph"
+	PYTHONPATH=python $(ADAPTERS)/bin/python -m pytest python/tests/test_examples.py -k "hf_ or lightning or on_a_graph or graph_from"
 
 built-tests: $(STAMPS)/uv
 	$(RUST_TESTS) --no-run

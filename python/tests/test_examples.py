@@ -36,6 +36,7 @@ NEEDS_TORCH = {
 }
 
 NEEDS = {
+    "graph_from_files": "torch_geometric",
     "hf_trainer": "transformers",
     "lightning_trainer": "pytorch_lightning",
     "rows_in_parquet": "pyarrow",
@@ -80,6 +81,12 @@ SAYS = {
         r"placed\.store: [1-4]\.\d pages a query of 15 rows\n"
     ),
     "go_back": r"kept \[1, 2, 3, 4\] best 2\nlooked at 2 2\.0\nkept \[1, 2, 3\]\n",
+    "graph_from_files": (
+        r"trained and committed: .*nodes\.store, step 25\n6,000 samples, .* samples/s\n"
+        r"valid: accuracy 0\.9\d+ of 400 nodes\ntest: accuracy 0\.9\d+ of 400 nodes\n"
+        r"step 25: tables features\.x, nodes\n"
+        r"(1,9\d\d|2,000) of 2,000 nodes have learned 64 values\n"
+    ),
     "knowledge_graph": r"MRR 0\.[1-4]\d, Hits@10 0\.[5-9]\d, 1 scan of the table\n",
     "hf_trainer": r"(?s:.*)trained to step 32 and back to that of step (4|8|12|16|20|24|28)\n",
     "lightning_trainer": r"trained to step 32\nrows of the best, step (4|8|12|16|20|24|28)\n",

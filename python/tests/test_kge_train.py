@@ -16,6 +16,7 @@ from embedrock import cli
 from embedrock.data import DataError
 from embedrock.errors import MismatchError, MisuseError
 from embedrock.report.progress import Lines
+from embedrock.training import epoch_run
 from embedrock.training import graphs as job
 from embedrock.training.graph_options import GraphOptions
 from embedrock.training.graph_recipes import GraphRecipe
@@ -61,7 +62,7 @@ def test_a_run_that_was_stopped_and_resumed_ends_with_the_same_bits(
     for stop in (1, 7):
         options = options_of(tmp_path, f"stopped-{stop}", model, **given)
         with monkeypatch.context() as patched:
-            patched.setattr(job, "Interrupt", lambda steps=stop: _After(steps))
+            patched.setattr(epoch_run, "Interrupt", lambda steps=stop: _After(steps))
             first = train(options)
         assert (first["interrupted"], first["step"], first["ranks"]) == (True, stop, {})
         second = train(replace(options, resume=True, given=frozenset()))

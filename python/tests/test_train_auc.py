@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from embedrock.training.auc import auc, log_loss
+from embedrock.training.auc import auc, average_precision, log_loss
 
 
 def brute_force(labels: np.ndarray, scores: np.ndarray) -> float:
@@ -49,3 +49,11 @@ def test_log_loss_is_the_mean_cross_entropy_and_stable_for_large_logits():
     assert log_loss(labels, logits) == pytest.approx(expected, rel=1e-12)
     assert log_loss([0, 1], [-1000.0, 1000.0]) == 0.0
     assert log_loss([1], [-1000.0]) == 1000.0
+
+
+def test_average_precision_is_the_mean_share_of_positives_above_each() -> None:
+    assert average_precision([0, 1, 0, 1], [1, 4, 3, 2]) == pytest.approx((1 + 2 / 3) / 2)
+    assert average_precision([1, 1, 0, 0], [4, 3, 2, 1]) == 1.0
+    assert average_precision([0, 1, 0, 1], [7, 7, 7, 7]) == 0.5  # in any order of what ties
+    assert math.isnan(average_precision([0, 0], [1, 2]))
+    assert math.isnan(average_precision([], []))

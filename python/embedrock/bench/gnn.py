@@ -25,7 +25,7 @@ import embedrock
 from embedrock._optional import missing
 from embedrock.bench.common import Report, add_common, import_torch, workspace
 from embedrock.bench.noise import Timed, interleave
-from embedrock.data.graphs import Graph, planetoid_split, read
+from embedrock.data.graphs import Graph, files_of, planetoid_split, read
 from embedrock.training.auc import auc
 
 __all__ = ["add_arguments", "run"]
@@ -60,7 +60,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             report.missing(figure, missing("it", "PyTorch Geometric", "torch-geometric"))
         return report.finish()
     made = _made(options)
-    graphs = {path.name: read(path) for path in options.graph} or {"made": made}
+    # Of several labels a node, as Blogcatalog has them, none is read.
+    graphs = {
+        path.name: read(path, labels="features" in files_of(path)) for path in options.graph
+    } or {"made": made}
     for name, graph in graphs.items():
         if graph.features is not None and graph.labels is not None:
             for model in RATES:

@@ -8,13 +8,25 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from embedrock.cli import output, train_graph
-from embedrock.cli.train_run import run_options, run_to_its_end
+from embedrock.cli import output, train_graph, train_nodes
+from embedrock.cli.train_run import (
+    print_place,
+    refuse_others,
+    remember_defaults,
+    run_options,
+    run_to_its_end,
+)
 from embedrock.data.csv import Columns
 from embedrock.errors import MisuseError
-from embedrock.models.registry import MODELS, described
+from embedrock.models.registry import MODELS, NODE_MODELS, described
 from embedrock.training.graph_recipes import MODELS as GRAPH_MODELS
 from embedrock.training.options import FORMATS, OPTIMIZERS
+
+_WAYS = {
+    kind: f": add --model, one of {', '.join(models)}"
+    for kind, models in (("knowledge graphs", GRAPH_MODELS), ("graphs", NODE_MODELS))
+}
+"""What to do with an option that models of clicks do not have."""
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -23,9 +35,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "train",
         help="train a model on your data, tables on storage",
         description=(
-            "Trains a model of clicks on a file, or of a knowledge graph. Tables live in the store "
-            "with only --memory of them in DRAM. Ctrl-C finishes the step, commits and exits with "
-            "status 130; a second one leaves at once. With --resume the run goes on at its last "
+            "Trains a model of clicks on a file, of a knowledge graph, or of a graph's nodes. "
+            "Tables live in the store with only --memory of them in DRAM. Ctrl-C finishes the "
+            "step, commits and exits with status 130; a second one leaves at once. With --resume "
+            "the run goes on at its last "
             "commit, in the middle of the data, and ends with the same bits as a run that never "
             "stopped."
         ),
@@ -36,9 +49,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument(
         "--model",
-        choices=(*MODELS, *GRAPH_MODELS),
+        choices=(*MODELS, *GRAPH_MODELS, *NODE_MODELS),
         help=f"the model (dlrm); docs/models.md has their papers; {', '.join(GRAPH_MODELS)} are of "
-        "knowledge graphs, see below",
+        f"knowledge graphs, {', '.join(NODE_MODELS)} of graphs, see below",
     )
     command.add_argument(
         "--model-option",
@@ -47,14 +60,15 @@ def add(commands: Any) -> argparse.ArgumentParser:
         type=_option,
         metavar="NAME=VALUE",
         help="an option of the model, more than once for several. "
-        + ". ".join(described(kind) for kind in MODELS.values()),
+        + ". ".join(described(kind) for kind in (*MODELS.values(), *NODE_MODELS.values())),
     )
     command.add_argument(
         "--data",
         type=Path,
         required=True,
         metavar="FILE",
-        help="training data, plain, gzip or zstd; for movielens also the folder that holds it",
+        help="training data, plain, gzip or zstd; for movielens also the folder that holds it, for "
+        "graphs the folder",
     )
     command.add_argument(
         "--format",
@@ -130,6 +144,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--embedding-dim", type=output.positive, metavar="N", help="values per table row"
     )
     training.add_argument(
+        "--initial",
+        type=float,
+        metavar="X",
+        help="initial rows of graphs and knowledge graphs are uniform from -X to X",
+    )
+    training.add_argument(
         "--dtype",
         choices=("float32", "float16", "bfloat16"),
         help="what tables store values as; updates round stochastically (float32)",
@@ -186,9 +206,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     _add_reading_ahead(command)
     train_graph.add_arguments(command)
+    train_nodes.add_arguments(command)
     output.add_json(command)
     command.set_defaults(run=run)
-    train_graph.remember_defaults(command)
+    remember_defaults(command)
     return command
 
 
@@ -256,7 +277,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Trains, prints what came of it."""
     if arguments.model in GRAPH_MODELS:
         return train_graph.run(arguments)
-    train_graph.refuse_for_clicks(arguments)
+    if arguments.model in NODE_MODELS:
+        return train_nodes.run(arguments)
+    refuse_others(arguments, "clicks", _WAYS)
     if arguments.format is None:
         raise MisuseError(f"--format is missing, expected one of {', '.join(FORMATS)}")
     columns = _columns(arguments)
@@ -378,13 +401,9 @@ def _print_pipeline(stats: dict[str, Any]) -> None:
 
 
 def _print(result: dict[str, Any]) -> None:
-    place = f"{result['store']}, step {result['step']}"
-    if result["interrupted"]:
-        print(f"stopped and committed: {place}; the same command with --resume goes on")
+    if not print_place(result, "samples"):
         return
-    print(f"trained and committed: {place}")
     if result["samples_per_s"] is not None:
-        print(f"{result['samples']:,} samples, {result['samples_per_s']:,.0f} samples/s")
         _print_steps(result["step_report"]["totals"])
         if result["pipeline"] is not None:
             _print_pipeline(result["pipeline"])

@@ -8,18 +8,14 @@ from dataclasses import fields
 from typing import Any
 
 from embedrock.cli import output
-from embedrock.cli.train_run import run_options, run_to_its_end
-from embedrock.errors import MisuseError
+from embedrock.cli.train_run import (
+    print_place,
+    refuse_others,
+    report_of,
+    run_options,
+    run_to_its_end,
+)
 from embedrock.training.graph_recipes import LOSSES, MODELS, GraphRecipe
-
-_OWN = (
-    *("negatives", "loss", "margin", "temperature", "regularization"),
-    *("initial", "unit_rows", "unknown"),
-)
-_OF_CLICKS = (
-    *("format", "label", "categorical", "dense", "bottom", "top", "holdout"),
-    "model_options",
-)
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -45,9 +41,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     group.add_argument("--temperature", type=float, help="by which nssa weighs negatives (1)")
     group.add_argument("--regularization", type=float, metavar="X", help="weight of the N3 norm")
     group.add_argument(
-        "--initial", type=float, metavar="X", help="initial rows are uniform from -X to X"
-    )
-    group.add_argument(
         "--unit-rows",
         action=argparse.BooleanOptionalAction,
         default=None,
@@ -61,29 +54,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
-def remember_defaults(command: argparse.ArgumentParser) -> None:
-    """Notes what options of click models are when they are not given."""
-    defaults = {name: command.get_default(name) for name in _OF_CLICKS}
-    command.set_defaults(click_defaults=defaults)
-
-
-def refuse_for_clicks(arguments: argparse.Namespace) -> None:
-    """Errors: MisuseError for an option of knowledge graphs with another model."""
-    for name in _OWN:
-        if getattr(arguments, name) is not None:
-            raise MisuseError(
-                f"{_option(name)} is for models of knowledge graphs: add --model, one of "
-                f"{', '.join(MODELS)}"
-            )
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Trains, prints what came of it."""
-    for name, default in arguments.click_defaults.items():
-        if getattr(arguments, name) != default:
-            raise MisuseError(
-                f"{_option(name)} is for models of clicks; {arguments.model} reads triples"
-            )
+    refuse_others(arguments, "knowledge graphs", f"; {arguments.model} reads triples")
     from embedrock.training.graph_options import GraphOptions
     from embedrock.training.graphs import train
 
@@ -98,48 +71,20 @@ def run(arguments: argparse.Namespace) -> int:
     return run_to_its_end(arguments, train, options, _report, _print)
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _report(result: dict[str, Any]) -> dict[str, Any]:
     """The result in the shape that all reports share."""
-    from embedrock import report
-
-    stats = result["stats"]
-    figures = {name: result[name] for name in ("train_loss", "samples_per_s", "samples", "step")}
-    for part, ranks in result["ranks"].items():
-        figures |= {f"{part}_{name}": value for name, value in ranks.items()}
-    given = ("store", "settings")
-    rest = {k: v for k, v in result.items() if k not in (*given, "stats")}
-    said = f"Trained to step {result['step']:,}"
-    if result["interrupted"]:
-        said = f"Stopped and committed at step {result['step']:,}"
-    tiles = []
-    if "test" in result["ranks"]:
-        mrr = f"{result['ranks']['test']['mrr']:.4f}"
-        said += f", filtered MRR {mrr}"
-        tiles.append({"name": "MRR", "value": mrr})
-    return report.report(
-        figures=figures | {name: stats[name] for name in ("hit_rate", "pages_read")},
-        device=stats["device"],
-        settings={name: result[name] for name in given},
-        results={
-            "headline": {"verdict": f"{said}.", "tiles": tiles},
-            "training": {**rest, "engine": stats},
-        },
-        notes=["Steps and times are those of this process: a run that was resumed goes on."],
-    )
+    figures = {
+        f"{part}_{name}": value
+        for part, ranks in result["ranks"].items()
+        for name, value in ranks.items()
+    }
+    mrr = result["ranks"].get("test", {}).get("mrr")
+    return report_of(result, figures, None if mrr is None else ("filtered MRR", mrr))
 
 
 def _print(result: dict[str, Any]) -> None:
-    place = f"{result['store']}, step {result['step']}"
-    if result["interrupted"]:
-        print(f"stopped and committed: {place}; the same command with --resume goes on")
+    if not print_place(result, "triples"):
         return
-    print(f"trained and committed: {place}")
-    if result["samples_per_s"] is not None:
-        print(f"{result['samples']:,} triples, {result['samples_per_s']:,.0f} triples/s")
     for part, ranks in result["ranks"].items():
         hits = ", ".join(f"Hits@{k} {ranks[f'hits_at_{k}']:.4f}" for k in (1, 3, 10))
         print(f"{part}: filtered MRR {ranks['mrr']:.4f}, {hits} of {ranks['queries']:,.0f} answers")

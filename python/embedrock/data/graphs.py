@@ -1,71 +1,112 @@
-"""Graphs as files: edges, labels and features, one line each, plain or packed by gzip.
+"""Graphs as files in a folder: edges, labels, features.
 
-A folder has ``edges.tsv``: two node ids a line, each undirected edge once; and, if there are,
-``labels.tsv``: node and label; ``features.tsv``: node, and the places of its features that are one.
-Each may end in ``.gz``.
+================  ==================================================================================
+``edges``         two nodes a line, each undirected edge once or both ways; or an array (2, E)
+``labels``        a node and its label a line; or an array (N,), -1: none
+``features``      as ``.npy``, ``.npz`` (also SciPy's CSR) or ``.csv``: rows (N, D), one for each
+                  node; as ``.tsv``: a node, and the places of its features that are one
+================  ==================================================================================
+
+Texts end in ``.tsv``, ``.csv`` or ``.txt``, also ``.gz`` and ``.zst``, or are Parquet; arrays in
+``.npy``. Nodes are numbered from 0 on: there are as many as an array says, or as files name.
 """
 
 from __future__ import annotations
 
-import gzip
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from embedrock.data.bad_lines import BadLines
 from embedrock.data.errors import DataError
+from embedrock.data.graph_files import (
+    EDGE,
+    beyond_text,
+    find,
+    load_array,
+    read_dense,
+    read_pairs,
+    read_sparse,
+)
 
-__all__ = ["Graph", "planetoid_split", "read"]
+__all__ = ["Graph", "files_of", "planetoid_split", "read"]
 
-Ids = npt.NDArray[np.int64]
+Ids: TypeAlias = npt.NDArray[np.int64]
+_LABEL = "a node and its label; of several labels keep one"
 
 
 @dataclass(frozen=True)
 class Graph:
-    """An undirected graph in memory."""
+    """A graph in memory, features apart where their file is mapped."""
 
     edges: Ids
-    """(2, E), each edge once."""
+    """(2, E): where each begins and where it leads."""
     num_nodes: int
     labels: Ids | None = None
     """(N,); -1: none."""
-    features: npt.NDArray[np.float32] | None = None
-    """(N, D)."""
+    features: npt.NDArray[Any] | None = None
+    """(N, D), of floats or whole numbers."""
+    files: dict[str, Path] = field(default_factory=dict)
+    """Where ``edges``, ``labels`` and ``features`` are from."""
+    skipped: int = 0
+    """Malformed lines that were left out."""
+    first_skipped: DataError | None = None
 
     def both_ways(self) -> Ids:
         """Edges (2, 2 E) in both directions."""
         return np.concatenate([self.edges, self.edges[::-1]], axis=1)
 
+    def undirected(self) -> Ids:
+        """Every edge once, (2, E): the smaller node first, without loops."""
+        low, high = self.edges.min(axis=0), self.edges.max(axis=0)
+        numbers = np.unique(low[low != high] * self.num_nodes + high[low != high])
+        return np.stack([numbers // self.num_nodes, numbers % self.num_nodes])
 
-def read(folder: Path) -> Graph:
-    """The graph of a folder.
 
-    Errors: ``DataError`` naming file and line for a line that is not whole numbers from 0 on.
+def files_of(folder: Path, *, labels: bool = True) -> dict[str, Path]:
+    """The files of a folder by what they have.
+
+    Errors: DataError where there are no edges, or two files for one thing.
     """
-    edges = [(line, row) for line, row in _lines(folder, "edges")]
-    if not edges:
-        raise DataError("has no edges.tsv or edges.tsv.gz with edges in it", path=folder)
-    for line, row in edges:
-        if len(row) != 2:
-            raise DataError(f"{len(row)} ids, expected two", path=folder / "edges", line=line)
-    pairs = np.array([row for _, row in edges], np.int64).T
-    labelled = [row for _, row in _lines(folder, "labels")]
-    described = [row for _, row in _lines(folder, "features")]
-    named = [row[0] for row in (*labelled, *described)]
-    nodes = 1 + max(int(pairs.max()), max(named, default=0))
-    labels = features = None
-    if labelled:
-        labels = np.full(nodes, -1, np.int64)
-        for node, *rest in labelled:
-            labels[node] = rest[0] if rest else -1
-    if described:
-        width = 1 + max(max(row[1:], default=0) for row in described)
-        features = np.zeros((nodes, width), np.float32)
-        for node, *places in described:
-            features[node, places] = 1.0
-    return Graph(pairs, nodes, labels, features)
+    wanted = {"edges": (".npy",), "labels": (".npy",), "features": (".npy", ".npz")}
+    if not labels:
+        del wanted["labels"]
+    found = {name: find(folder, name, arrays) for name, arrays in wanted.items()}
+    if found["edges"] is None:
+        raise DataError(
+            "has no edges.tsv, .csv, .txt (also .gz, .zst), .parquet or .npy: two nodes a line, or "
+            "an array (2, E)",
+            path=folder,
+        )
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def read(folder: Path, *, labels: bool = True, skip_bad_lines: bool = False) -> Graph:
+    """The graph of a folder, with labels unless they are not asked for.
+
+    Errors: DataError naming file and line, or row, for what is no number from 0 on, for a node that
+    arrays of labels or features do not have, and where these two have other lengths.
+    """
+    files, bad = files_of(folder, labels=labels), BadLines(skip_bad_lines)
+    features, told = _features(files.get("features"))
+    given, told = _labels(files.get("labels"), bad, told)
+    edges = _edges(files["edges"], bad, told)
+    if not edges.shape[1]:
+        raise DataError("has no edges in it", path=files["edges"])
+    sizes = [1 + int(edges.max())]
+    for found in (features, given):
+        if found is not None:
+            sizes.append(len(found))
+    nodes = max(sizes)
+    if given is not None and len(given) < nodes:
+        given = np.concatenate([given, np.full(nodes - len(given), -1, np.int64)])
+    if features is not None and len(features) < nodes:
+        more = np.zeros((nodes - len(features), features.shape[1]), np.float32)
+        features = np.concatenate([features, more])
+    return Graph(edges, nodes, given, features, files, bad.count, bad.first)
 
 
 def planetoid_split(graph: Graph) -> tuple[Ids, Ids, Ids]:
@@ -82,24 +123,78 @@ def planetoid_split(graph: Graph) -> tuple[Ids, Ids, Ids]:
     return first, second, third
 
 
-def _lines(folder: Path, name: str) -> Iterator[tuple[int, list[int]]]:
-    """Numbers of each line of a file that may not be there."""
-    for path in (folder / f"{name}.tsv", folder / f"{name}.tsv.gz"):
-        if not path.exists():
-            continue
-        try:
-            with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-                for number, line in enumerate(lines, 1):
-                    words = line.split()
-                    if not words:
-                        continue
-                    if not all(word.isdecimal() for word in words):
-                        raise DataError(
-                            f"{line.strip()[:60]!r}, expected whole numbers from 0 on",
-                            path=path,
-                            line=number,
-                        )
-                    yield number, [int(word) for word in words]
-        except (OSError, EOFError, UnicodeDecodeError) as error:
-            raise DataError(f"cannot be read: {error}", path=path) from error
-        return
+Told: TypeAlias = tuple[int, str] | None
+"""How many nodes there are, and which file says so."""
+
+
+def _features(path: Path | None) -> tuple[npt.NDArray[Any] | None, Told]:
+    """Rows of nodes. Text with the places of ones does not say how many there are."""
+    if path is None:
+        return None, None
+    if path.suffix in (".npy", ".npz"):
+        rows = load_array(path, ("features", "x"))
+        if rows.ndim != 2 or rows.dtype.kind not in "fiub":
+            raise DataError(
+                f"has shape {rows.shape} and dtype {rows.dtype}, expected numbers (N, D): a row "
+                f"for each node",
+                path=path,
+            )
+    elif ".csv" in path.suffixes or path.suffix == ".parquet":
+        rows = read_dense(path)
+    else:
+        return read_sparse(path), None
+    return rows, (len(rows), f"{path.name} has {len(rows)} rows, one for each node")
+
+
+def _labels(path: Path | None, bad: BadLines, told: Told) -> tuple[Ids | None, Told]:
+    if path is None:
+        return None, told
+    if path.suffix == ".npy":
+        given = load_array(path)
+        if given.ndim != 1 or given.dtype.kind not in "iu":
+            raise DataError(
+                f"has shape {given.shape} and dtype {given.dtype}, expected whole numbers (N,): "
+                f"the label of each node, -1 where there is none",
+                path=path,
+            )
+        if told is not None and len(given) != told[0]:
+            raise DataError(
+                f"has {len(given)} labels, but {told[1]}; give every node one, -1 where it has "
+                f"none",
+                path=path,
+            )
+        said = f"{path.name} has {len(given)} labels, one for each node"
+        if (given < -1).any():
+            row = int(np.flatnonzero(given < -1)[0])
+            raise DataError(f"row {row} is {int(given[row])}, expected -1 or more", path=path)
+        return given.astype(np.int64), told or (len(given), said)
+    pairs = read_pairs(path, _LABEL, bad, told)
+    nodes = told[0] if told is not None else 1 + int(pairs[0].max(initial=-1))
+    labels = np.full(nodes, -1, np.int64)
+    labels[pairs[0]] = pairs[1]
+    return labels, told
+
+
+def _edges(path: Path, bad: BadLines, told: Told) -> Ids:
+    if path.suffix != ".npy":
+        return read_pairs(path, EDGE, bad, told)
+    given = load_array(path)
+    if given.ndim == 2 and given.shape[0] != 2 and given.shape[1] == 2:
+        given = given.T
+    if given.ndim != 2 or given.shape[0] != 2 or given.dtype.kind not in "iu":
+        raise DataError(
+            f"has shape {given.shape} and dtype {given.dtype}, expected whole numbers (2, E): "
+            f"where each edge begins and where it leads",
+            path=path,
+        )
+    edges = np.ascontiguousarray(given, np.int64)
+    limit, said = (np.iinfo(np.int64).max, "ids are from 0 on") if told is None else told
+    wrong = ((edges < 0) | (edges >= limit)).any(axis=0)
+    for place in np.flatnonzero(wrong).tolist():
+        low, high = (int(each) for each in np.sort(edges[:, place]))
+        node = low if low < 0 else high
+        problem = f"edge {place} has {beyond_text(node, limit, said)}"
+        if node < 0:
+            problem = f"edge {place} has node {node}, expected ids from 0 on"
+        bad.add(DataError(problem, path=path))
+    return edges[:, ~wrong] if wrong.any() else edges

@@ -1,4 +1,6 @@
-"""The click models of `embedrock train`: papers, options with their defaults, and what they need.
+"""The models of `embedrock train`: papers, options with their defaults, and what they need.
+
+Those of clicks are `MODELS`, those of the nodes of a graph `NODE_MODELS`.
 
 Known without PyTorch, so that `embedrock train --help` is. A model's module is imported when the
 model is made. What always holds: all that shapes a model beside its data is in its options.
@@ -78,6 +80,32 @@ class DIENOptions:
     max_history: int = _option(50, "latest items of a history")
     auxiliary: float = _option(1.0, "weight of the auxiliary loss", least=0)
     hidden: tuple[int, ...] = _option((200, 80), "layers behind the interest")
+
+
+@dataclass(frozen=True)
+class GraphSAGEOptions:
+    """Of GraphSAGE."""
+
+    neighbors: tuple[int, ...] = _option(
+        (10, 10), "neighbours that are drawn of a node, by layer; 0: all", least=0
+    )
+    hidden: int = _option(64, "values of a node between layers")
+    aggregator: str = _option(
+        "mean", "what is made of the neighbours", choices=("mean", "max", "sum")
+    )
+    dropout: float = _option(0.5, "share of values that is dropped before each layer", least=0)
+
+
+@dataclass(frozen=True)
+class GATOptions:
+    """Of GAT."""
+
+    neighbors: tuple[int, ...] = _option(
+        (10, 10), "neighbours that are drawn of a node, by layer; 0: all", least=0
+    )
+    hidden: int = _option(8, "values of a head between layers")
+    heads: int = _option(8, "heads of attention of all layers but the last")
+    dropout: float = _option(0.6, "share of values and of attention that is dropped", least=0)
 
 
 @dataclass(frozen=True)
@@ -193,12 +221,34 @@ MODELS = {
     )
 }
 
+NODE_MODELS = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            "graphsage",
+            "GraphSAGE",
+            "Hamilton et al., Inductive Representation Learning on Large Graphs, NIPS 2017",
+            "nodes",
+            "GraphSAGE",
+            GraphSAGEOptions,
+        ),
+        Kind(
+            "gat",
+            "GAT",
+            "Veličković et al., Graph Attention Networks, ICLR 2018",
+            "nodes",
+            "GAT",
+            GATOptions,
+        ),
+    )
+}
 
-def kind_of(name: str) -> Kind:
+
+def kind_of(name: str, models: Mapping[str, Kind] = MODELS) -> Kind:
     """The model of this name. Errors: MisuseError, which names those that there are."""
-    if name not in MODELS:
-        raise MisuseError(f"model is {name!r}, expected one of {', '.join(MODELS)}")
-    return MODELS[name]
+    if name not in models:
+        raise MisuseError(f"model is {name!r}, expected one of {', '.join(models)}")
+    return models[name]
 
 
 def described(kind: Kind) -> str:

@@ -1,4 +1,4 @@
-"""Area under the ROC curve and log loss, in NumPy."""
+"""Area under the ROC curve, average precision and log loss, in NumPy."""
 
 from __future__ import annotations
 
@@ -24,6 +24,22 @@ def auc(labels: ArrayLike, scores: ArrayLike) -> float:
     mean_rank = np.cumsum(counts) - (counts - 1) / 2
     rank_sum = float(mean_rank[inverse][positive].sum())
     return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
+
+
+def average_precision(labels: ArrayLike, scores: ArrayLike) -> float:
+    """The mean, over positives, of the share of positives among all that score as much or more.
+
+    Shapes: as `auc`. NaN without positives.
+    """
+    positive = np.asarray(labels) > 0.5
+    values = np.asarray(scores, dtype=np.float64)
+    order = np.argsort(-values, kind="stable")
+    ranked, hits = values[order], np.cumsum(positive[order])
+    last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))  # of those that score alike
+    if not len(hits) or hits[-1] == 0:
+        return float("nan")
+    gained = np.diff(hits[last], prepend=0)
+    return float((gained * hits[last] / (last + 1)).sum() / hits[-1])
 
 
 def log_loss(labels: ArrayLike, logits: ArrayLike) -> float:

@@ -6,16 +6,15 @@ that the command line can list them at once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from embedrock.errors import MisuseError
+from embedrock.training.recipe_options import check_numbers, check_optimizer
 
 __all__ = ["MODELS", "RECIPES", "GraphRecipe"]
 
-OPTIMIZERS = ("adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "sgd")
 LOSSES = ("nssa", "logistic", "softmax")
 
 
@@ -60,20 +59,12 @@ class GraphRecipe:
             raise MisuseError(f"model is {model!r}, expected one of {', '.join(RECIPES)}")
         chosen = {name: value for name, value in (given or {}).items() if value is not None}
         recipe = replace(RECIPES[model], **chosen)
-        for name, known in (("optimizer", OPTIMIZERS), ("loss", LOSSES)):
-            if getattr(recipe, name) not in known:
-                raise MisuseError(
-                    f"{name} is {getattr(recipe, name)!r}, expected one of {', '.join(known)}"
-                )
-        if recipe.optimizer == "sgd" and "eps" in chosen:
-            raise MisuseError(f"eps is {recipe.eps}, but optimizer is sgd, which has none")
+        check_optimizer(recipe, chosen)
+        if recipe.loss not in LOSSES:
+            raise MisuseError(f"loss is {recipe.loss!r}, expected one of {', '.join(LOSSES)}")
         if recipe.unit_rows and model != "transe":
             raise MisuseError(f"unit_rows is for transe; {model} has rows of any length")
-        for field in fields(cls):
-            value = getattr(recipe, field.name)
-            least = 0.0 if field.type == "float" else 1
-            if field.type in ("int", "float") and not least <= value < math.inf:
-                raise MisuseError(f"{field.name} is {value}, expected {least:g} or more")
+        check_numbers(recipe)
         return recipe
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from embedrock.data.csv import Columns
 from embedrock.errors import MisuseError
 from embedrock.models.registry import Kind, kind_of
-from embedrock.training.run_options import RunOptions
+from embedrock.training.run_options import RunOptions, as_json
 
 FORMATS = ("criteo", "avazu", "movielens", "csv", "sessions")
 #: Formats with histories, for models that read them.
@@ -221,10 +221,4 @@ class TrainOptions(RunOptions):
 
     def _of_recipe(self, names: Sequence[str]) -> dict[str, Any]:
         layers = ("bottom", "top") if self.recipe.model != "dlrm" else ()
-        return {k: _as_json(getattr(self.recipe, k)) for k in names if k not in layers}
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _as_json(one) for name, one in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+        return {k: as_json(getattr(self.recipe, k)) for k in names if k not in layers}

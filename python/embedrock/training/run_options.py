@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from embedrock.ahead.permits import staleness_bound_of
 from embedrock.errors import MisuseError
 
-__all__ = ["IoName", "PolicyName", "RunOptions"]
+__all__ = ["IoName", "PolicyName", "RunOptions", "as_json", "from_json"]
 
 IoName: TypeAlias = Literal["auto", "uring", "pread"]
 PolicyName: TypeAlias = Literal["lru", "lfu"]
@@ -114,3 +114,17 @@ class RunOptions(ABC):
         if "staleness_bound" not in self.given and options.pipeline:
             options = replace(options, staleness_bound=bound)
         return options
+
+
+def as_json(value: Any) -> Any:
+    """A value of an option as JSON gives it back."""
+    if isinstance(value, Mapping):
+        return {name: as_json(one) for name, one in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def from_json(value: Any) -> Any:
+    """A value of an option that JSON gave back."""
+    if isinstance(value, Mapping):
+        return {name: from_json(one) for name, one in value.items()}
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,324 @@
+"""A run whose batches are functions of seed and step: epochs, commits, Ctrl-C, what came of it.
+
+What always holds: a commit carries tables, dense part, optimizers and random generators of one and
+the same step. So a run that was stopped, however, and resumed ends with the same bits as one that
+was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+import embedrock
+from embedrock.commits import PendingCommit
+from embedrock.data.text import Head
+from embedrock.errors import EmbedrockError, MismatchError, MisuseError
+from embedrock.observe.step_report import StepReport
+from embedrock.report.progress import Sink, Task
+from embedrock.store import Store
+from embedrock.training.batches import ReadAhead
+from embedrock.training.history import History
+from embedrock.training.interrupt import Interrupt
+from embedrock.training.recipe_options import RecipeOptions
+from embedrock.training.stored import (
+    PROGRAM,
+    check_continues,
+    create,
+    open_stored,
+    stored_run,
+)
+from embedrock.training.trainer import Seconds
+
+__all__ = ["Begun", "EpochRun", "RateTrainer", "begin", "train"]
+
+_SHOWN_LOSSES = 100
+#: Rows of the step report, each of one step or more.
+_REPORT_ROWS = 200
+
+
+class Numbered(Protocol):
+    """A batch that knows its place."""
+
+    @property
+    def step(self) -> int:
+        """Its number over all epochs, from 0 on."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that it is of."""
+
+    def __len__(self) -> int:
+        """Samples."""
+
+
+class EpochBatches(Protocol):
+    """Batches from a position on."""
+
+    @property
+    def per_epoch(self) -> int:
+        """Batches of an epoch."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+B = TypeVar("B", bound=Numbered)
+Options = TypeVar("Options", bound=RecipeOptions)
+
+
+class RateTrainer(ABC, Generic[B]):
+    """A model with its optimizers, whose learning rates depend on the epoch."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        rates: Sequence[float],
+        decay: float,
+    ) -> None:
+        """Takes the model and all of its optimizers, with a rate for each."""
+        self.model: Any = model
+        self.optimizers = list(optimizers)
+        self.seconds = Seconds()
+        self._rates, self._decay = rates, decay
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Sets the learning rates of an epoch."""
+        for optimizer, rate in zip(self.optimizers, self._rates, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * self._decay**epoch
+
+    @abstractmethod
+    def step(self, batch: B) -> float:
+        """Trains on one batch and returns its loss (before the update)."""
+
+    @abstractmethod
+    def keys_of(self, batch: B) -> Mapping[Any, Any]:
+        """What a batch reads."""
+
+
+@dataclass
+class Begun(Generic[Options]):
+    """What is known before the data are read."""
+
+    options: Options
+    heads: dict[str, Any]
+    """What tells the files of the data from others."""
+    stored: dict[str, Any] | None
+    """What the store says of the run to go on with."""
+    opened: Store | None
+    stack: contextlib.ExitStack
+
+    def store(self) -> Store:
+        """The store, made where there was none: the data are known to be good."""
+        if self.opened is None:
+            self.opened = create(self.options, self.stack)
+        return self.opened
+
+
+def begin(
+    options: Options, files: Callable[[Options], dict[str, Path]], stack: contextlib.ExitStack
+) -> Begun[Options]:
+    """Opens the store, if there is one, and holds options and data against the run in it.
+
+    Errors: MisuseError, MismatchError, DataError.
+    """
+    store = open_stored(options, stack)
+    stored = None if store is None else stored_run(store, options)
+    if stored is not None:
+        options = _continuing(stored, options)
+    options.check_pipeline()
+    heads = {
+        part: {"path": str(path.absolute()), **asdict(Head.of(path))}
+        for part, path in files(options).items()
+    }
+    if stored is not None:
+        _check_data(heads, stored["data"], options)
+    return Begun(options, heads, stored, store, stack)
+
+
+def _continuing(stored: dict[str, Any], options: Options) -> Options:
+    """The options with which a stored run goes on: its own, except for what was asked for."""
+    settings, changeable = stored["settings"], stored.get("changeable", {})
+    if settings.get("model", "dlrm") != options.model:
+        raise MismatchError(
+            f"model is {options.model}, but the run in {options.store} has "
+            f"{settings.get('model', 'dlrm')}; pass that, or name another --store"
+        )
+    options = options.continuing({**settings, **changeable})
+    check_continues(options, stored, settings)
+    return options
+
+
+def _check_data(heads: dict[str, Any], before: dict[str, Any], options: RecipeOptions) -> None:
+    """Errors: MisuseError where files are not those that the stored run has read."""
+    for part in {**before, **heads}:
+        now, then = heads.get(part, {}), before.get(part, {})
+        if (now.get("bytes"), now.get("blake2b")) != (then.get("bytes"), then.get("blake2b")):
+            raise MisuseError(
+                f"{now.get('path', f'{options.data} without {part}')} is not what the run in "
+                f"{options.store} has read, {then.get('path', f'no {part}')}; pass the same data, "
+                f"or name another --store"
+            )
+
+
+@dataclass
+class EpochRun(ABC, Generic[B]):
+    """A run that is under way."""
+
+    begun: Begun[Any]
+    trainer: RateTrainer[B]
+    batches: EpochBatches
+    per_epoch: int
+    """Samples of an epoch."""
+    step: int
+    losses: list[float] = field(default_factory=list)
+    pending: PendingCommit | None = None
+    samples: int = 0
+    seconds: float = 0.0
+    interrupted: bool = False
+    ahead: ReadAhead[B] | None = None
+
+    def __post_init__(self) -> None:
+        """Starts what observes the run."""
+        self.options, self.store = self.begun.options, self.begun.store()
+        self.history = History(self.trainer, self.store)
+        self.report = StepReport(
+            self.store, self.trainer.optimizers, max_rows=_REPORT_ROWS, step=self.step
+        )
+
+    @abstractmethod
+    def measure(self, sink: Sink) -> dict[str, Any]:
+        """How good the model is at the end, by part of the data, as JSON."""
+
+    @abstractmethod
+    def told(self, measured: dict[str, Any]) -> dict[str, Any]:
+        """What else is to be said of the data and of what was measured, as JSON."""
+
+    def note(self) -> str:
+        """How it goes, for people."""
+        recent = self.losses[-_SHOWN_LOSSES:]
+        epoch = (self.step - 1) // self.batches.per_epoch + 1
+        said = f"epoch {epoch} of {self.options.recipe.epochs}"
+        return f"{said}, loss {sum(recent) / len(recent):.4f}"
+
+    def commit(self, *, wait: bool) -> None:
+        """Makes the current step durable; does nothing where it is. Without `wait` training goes on
+        while it is written; one is under way at most.
+
+        Errors: what kept the commit before from becoming durable, and those of `embedrock.save`.
+        """
+        with self.report.committing():
+            if self.pending is not None:
+                self.pending.wait()
+                self.pending = None
+            if self.store.step == self.step:
+                return
+            meta = {
+                "program": PROGRAM,
+                "settings": self.options.fixed(),
+                "changeable": self.options.changeable(),
+                "max_disk_bytes": self.options.max_disk_bytes,
+                "data": self.begun.heads,
+            }
+            trainer = self.trainer
+            pending = embedrock.save(
+                self.store, trainer.model, trainer.optimizers, self.step, meta=meta, wait=False
+            )
+            if wait:
+                pending.wait()
+            else:
+                self.pending = pending
+
+    def train(self, sink: Sink, interrupt: Interrupt) -> None:
+        """Trains from the run's position to the end of the last epoch, or to an interrupt."""
+        options, batches = self.options, self.batches
+        trainer = self.trainer
+        every: Iterable[B] = batches
+        self.ahead = ReadAhead(every, trainer.model, trainer.keys_of, options)
+        with (
+            Task(sink, "training", self.per_epoch * options.recipe.epochs) as task,
+            self.ahead,
+            contextlib.closing(self.report.steps(self.ahead)) as measured,
+        ):
+            epoch, started = -1, perf_counter()
+            task.done = self.step // batches.per_epoch * self.per_epoch
+            self.history.resume()
+            for batch in measured:
+                if interrupt.requested:
+                    self.interrupted = True
+                    task.outcome = f"stopped at step {self.step}"
+                    break
+                if batch.epoch != epoch:
+                    epoch = batch.epoch
+                    self.losses.clear()
+                    trainer.begin_epoch(epoch)
+                self.losses.append(trainer.step(batch))
+                self.history.step(self.losses[-1], len(batch))
+                self.step = batch.step + 1
+                self.samples += len(batch)
+                task.advance(len(batch), self.note())
+                if self.step % options.commit_every == 0:
+                    self.commit(wait=False)
+            self.seconds = perf_counter() - started
+            self.history.pause()
+
+    def result(self, measured: dict[str, Any]) -> dict[str, Any]:
+        """What the run came to, as JSON values."""
+        return {
+            "store": str(self.store.path),
+            "step": self.step,
+            "interrupted": self.interrupted,
+            "samples": self.samples,
+            "seconds": self.seconds,
+            "samples_per_s": self.samples / self.seconds if self.seconds > 0 else None,
+            "train_loss": sum(self.losses) / len(self.losses) if self.losses else None,
+            **self.told(measured),
+            "time": self.trainer.seconds.as_dict(),
+            "settings": self.options.settings(),
+            "history": self.history.points(),
+            "stats": self.store.stats(),
+            "window": self.store.window.stats(),
+            **({} if self.ahead is None else self.ahead.stats()),
+            "step_report": self.report.to_dict(),
+        }
+
+
+def train(
+    options: Options,
+    sink: Sink,
+    begin_run: Callable[[Options, Sink, contextlib.ExitStack], EpochRun[Any]],
+) -> dict[str, Any]:
+    """Trains as told and returns what came of it (JSON values); `interrupted` says whether Ctrl-C
+    ended it early, with everything up to there committed.
+
+    Errors: DataError for the data, MisuseError when the store already holds a run and `resume` was
+    not given or the data are others, MismatchError when it holds another kind of run; those of the
+    engine. What fails in a step ends the run at its last commit.
+
+    Durability: a commit every `commit_every` steps, during which training goes on, and one at the
+    end, or at Ctrl-C, which is waited for.
+    """
+    options.check()
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    with contextlib.ExitStack() as stack:
+        run = begin_run(options, sink, stack)
+        with Interrupt() as interrupt:
+            try:
+                run.train(sink, interrupt)
+                run.commit(wait=True)
+            except EmbedrockError:
+                step = run.store.step or 0
+                print(f"the last commit is of step {step}: --resume goes on there", file=sys.stderr)
+                raise
+        return run.result({} if run.interrupted else run.measure(sink))
