@@ -88,7 +88,8 @@ def test_made_samples_are_the_same_for_the_same_seed_and_fit_the_model() -> None
             assert batch.labels.shape == shape and 0 < batch.labels.mean() < 1
         rows = {one.table or one.name: one.num_embeddings for one in one.features}
         for table, keys in keys_by_table(one.features, one.train[0]).items():
-            assert 0 <= np.concatenate(keys).min() and np.concatenate(keys).max() < rows[table]
+            every = np.concatenate(keys)
+            assert every.min() >= 0 and every.max() < rows[table]
 
 
 def test_a_log_is_read_again_until_there_are_enough_batches(tmp_path: Path) -> None:

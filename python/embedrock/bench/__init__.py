@@ -41,6 +41,7 @@ BENCHES = {
     "memory": "training and reading with 67 to 13 % of the rows in memory",
     "ycsb": "the YCSB core workloads in batches, against RocksDB",
     "staleness": "training with relaxed bounds of staleness, and what keeping to a bound costs",
+    "recommend": "matrix factorization out of core and in memory: recall, and speed",
     "prefetch": "reading within the bound of staleness, and looking ahead beyond it",
     "race": "one trace on this and other stores, against the device's own rate",
     "lookahead": "what it is worth to know the next batches",

@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=None,
         metavar="NAME",
-        help="other stores (all of the papers)",
+        help="other stores (those of the papers)",
     )
     parser.add_argument(
         "--peer-models", nargs="*", choices=list(MODELS), default=["dlrm"], help="over other stores"

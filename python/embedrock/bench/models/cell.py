@@ -163,7 +163,7 @@ def _turn(ways: dict[str, Any], batches: list[Any], number: int) -> None:
 
 
 def _passes(whole: Load, given: Settings) -> list[list[Any]]:
-    """The batches that are checked, those that fill caches, the turns', and one that is recorded."""
+    """Batches that are checked, that fill caches, of each turn, and that are recorded."""
     sizes = [given.checked_steps, given.first_steps, *[given.steps] * (given.turns + 1)]
     ends = [0, *itertools.accumulate(sizes)]
     return [whole.batches[begin:end] for begin, end in itertools.pairwise(ends)]

@@ -123,7 +123,8 @@ def _sessions(wanted: Wanted) -> Samples:
     if wanted.sessions == MADE:
         sessions = _made_sessions(wanted)
         rows = wanted.rows
-        holdout = wanted.test_samples / (2 * (len(sessions.offsets) - 1))
+        # The half keeps what is rounded down from losing a session.
+        holdout = (wanted.test_samples // 2 + 0.5) / (len(sessions.offsets) - 1)
     else:
         sessions = read_sessions(wanted.sessions)
         distinct, ids = np.unique(sessions.items, return_inverse=True)
