@@ -41,7 +41,7 @@ def _clicks(report: dict[str, Any]) -> dict[str, list[Line]]:
     found: dict[str, list[Line]] = {"clicks": [], "asked": []}
     for model in TITLES.keys() & report["results"].keys():
         one = report["results"][model]
-        prepared = one["prepared"]
+        prepared = report["results"]["prepared"][model]
         named = {"model": model, "data": prepared["data"], "rows": prepared["rows"]}
         named["command"] = f"bench models --models {model}"
         for memory, cell in one["trained"].items():

@@ -3,7 +3,8 @@
 `python scripts/results.py docs/results/NAME.json REPORT.json ...` puts the figures of reports that
 `embedrock bench --json` wrote into a machine's file, which it makes if there is none, and what
 tables show of `bench recdb`, `bench place` and the benches of the gallery. `make pages` then brings
-the tables of the pages up to date. A figure is a number, or the lowest and the highest of several runs.
+the tables of the pages up to date. A figure is a number, or the lowest and the highest of several
+runs.
 """
 
 from __future__ import annotations

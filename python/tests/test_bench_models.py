@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from embedrock.bench import child
 from embedrock.bench.__main__ import main
 from embedrock.bench.models import cell
 from embedrock.bench.models.data import MADE, Wanted, keys_by_table, samples_of
@@ -28,7 +30,17 @@ def wanted(**changed: Any) -> Wanted:
     return Wanted(**{**settings, **changed})
 
 
-def test_a_model_is_measured_with_every_share_of_memory_and_asked(tmp_path: Path) -> None:
+def in_this_process(function: str, /, **arguments: Any) -> Any:
+    """What ``child.call`` does, without a second start of PyTorch."""
+    module, _, name = function.partition(":")
+    found = getattr(importlib.import_module(module), name)(**json.loads(json.dumps(arguments)))
+    return json.loads(json.dumps(found))
+
+
+def test_a_model_is_measured_with_every_share_of_memory_and_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "call", in_this_process)
     file = tmp_path / "models.json"
     command = ["models", "--models", "dien", "--memory", "67%", "40", "--inference", "27", *SMALL]
     command += ["--peers", str(tmp_path / "absent"), "--peer-models", "dien"]
@@ -36,10 +48,10 @@ def test_a_model_is_measured_with_every_share_of_memory_and_asked(tmp_path: Path
     report = json.loads(file.read_text())
     figures, results = report["figures"], report["results"]
     assert results["mismatches"] == 0 and not list((tmp_path / "b").iterdir())
-    found = results["dien"]
+    found, prepared = results["dien"], results["prepared"]["dien"]
     assert list(found["trained"]) == ["67 %", "40 %"] and list(found["asked"]) == ["27 %"]
     for one in found["trained"].values():
-        assert one["memory_bytes"] == int(one["memory"] / 100 * found["prepared"]["bytes"])
+        assert one["memory_bytes"] == int(one["memory"] / 100 * prepared["bytes"])
         assert one["plain_pages_per_sample"] > 0 and one["lookahead_bytes_read_per_sample"] > 0
         assert one["plain_auc"] == one["lookahead_auc"] == pytest.approx(one["torch_auc"], abs=1e-3)
         assert one["rocksdb_samples_per_s"] is None

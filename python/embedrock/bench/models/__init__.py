@@ -109,27 +109,28 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     report.notes += [f"{name}: {why}" for name, why in missing.items()]
     for model in options.models:
         with workspace(options, _needed_bytes(options)) as place:
-            found = _of_model(report, options, model, place / "stores")
+            prepared, found = _of_model(report, options, model, place / "stores")
             if model in options.peer_models:
-                _over_peers(report, options, model, found, engines, missing)
-            found["prepared"].pop("trace")
-        _figures(report, options, model, found)
+                _over_peers(report, options, model, found["trained"], prepared, engines, missing)
+        prepared.pop("trace")
+        report.results.setdefault("prepared", {})[model] = prepared
         report.results[model] = found
+        _figures(report, model, found)
     _least(report, options)
     return report.finish()
 
 
 def _of_model(
     report: Report, options: argparse.Namespace, model: str, place: Path
-) -> dict[str, Any]:
-    """All cells of a model, by their memory."""
+) -> tuple[dict[str, Any], dict[str, dict[str, Cell]]]:
+    """What a model is measured on, and all of its cells by their memory."""
     settings = _settings(options, model)
     report.say(f"{model}: writing its rows")
     place.mkdir()
     prepared = child.call("embedrock.bench.models.cell:prepare", settings=settings, path=str(place))
     if model == "mmoe" and options.criteo is not None:
         report.notes.append("mmoe: a Criteo log has one target, so its samples are made")
-    found: dict[str, Any] = {"prepared": prepared, "trained": {}, "asked": {}}
+    found: dict[str, dict[str, Cell]] = {"trained": {}, "asked": {}}
     wanted = [("train", "trained", memory) for memory in options.memory]
     wanted += [("ask", "asked", memory) for memory in options.inference]
     for function, part, memory in wanted:
@@ -148,7 +149,7 @@ def _of_model(
             f"{model}: {part} with {memory:g} %: {rate(cell, TORCH):,.0f} samples/s in memory; "
             f"of that {shares}"
         )
-    return found
+    return prepared, found
 
 
 def _settings(options: argparse.Namespace, model: str) -> dict[str, Any]:
@@ -213,21 +214,22 @@ def _over_peers(
     report: Report,
     options: argparse.Namespace,
     model: str,
-    found: dict[str, Any],
+    trained: dict[str, Cell],
+    prepared: dict[str, Any],
     engines: list[str],
     missing: dict[str, str],
 ) -> None:
     """Other stores with the memory of each trained cell."""
     from embedrock.bench.models import peers
 
-    for memory, cell in found["trained"].items():
+    for memory, cell in trained.items():
         for engine in engines:
             if engine in missing:
                 cell[f"{engine}_samples_per_s"] = None
                 continue
             report.say(f"{model}: {engine} with {memory}")
             try:
-                one = peers.run(report, options, engine, found["prepared"], cell)
+                one = peers.run(report, options, engine, prepared, cell)
             except process.ContestantError as error:
                 report.notes.append(f"{model}, {memory}: {engine}: {error}")
                 cell[f"{engine}_samples_per_s"] = None
@@ -236,9 +238,7 @@ def _over_peers(
             cell[f"{engine}_samples_per_s"] = one["samples_per_s"]
 
 
-def _figures(
-    report: Report, options: argparse.Namespace, model: str, found: dict[str, Any]
-) -> None:
+def _figures(report: Report, model: str, found: dict[str, dict[str, Cell]]) -> None:
     for part, figure in (("trained", "speed_vs_memory"), ("asked", "inference_vs_memory")):
         for cell in found[part].values():
             name = f"{figure}_{model}_{cell['memory']:g}"
