@@ -42,23 +42,23 @@ def test_a_model_is_measured_with_every_share_of_memory_and_asked(
 ) -> None:
     monkeypatch.setattr(child, "call", in_this_process)
     file = tmp_path / "models.json"
-    command = ["models", "--models", "dien", "--memory", "67%", "40", "--inference", "27", *SMALL]
-    command += ["--peers", str(tmp_path / "absent"), "--peer-models", "dien"]
+    command = ["models", "--models", "deepfm", "--memory", "67%", "--inference", "27", *SMALL]
+    command += ["--peers", str(tmp_path / "absent"), "--peer-models", "deepfm"]
     assert main([*command, "--dir", str(tmp_path / "b"), "--json", str(file)]) == 0
     report = json.loads(file.read_text())
     figures, results = report["figures"], report["results"]
     assert results["mismatches"] == 0 and not list((tmp_path / "b").iterdir())
-    found, prepared = results["dien"], results["prepared"]["dien"]
-    assert list(found["trained"]) == ["67 %", "40 %"] and list(found["asked"]) == ["27 %"]
+    found, prepared = results["deepfm"], results["prepared"]["deepfm"]
+    assert list(found["trained"]) == ["67 %"] and list(found["asked"]) == ["27 %"]
     for one in found["trained"].values():
         assert one["memory_bytes"] == int(one["memory"] / 100 * prepared["bytes"])
         assert one["plain_pages_per_sample"] > 0 and one["lookahead_bytes_read_per_sample"] > 0
         assert one["plain_auc"] == one["lookahead_auc"] == pytest.approx(one["torch_auc"], abs=1e-3)
         assert one["rocksdb_samples_per_s"] is None
-    name = "speed_vs_memory_dien_67"
+    name = "speed_vs_memory_deepfm_67"
     assert figures[name] == found["trained"]["67 %"]["lookahead_vs_memory"] > 0
     assert figures[f"{name}_without_lookahead"] == found["trained"]["67 %"]["plain_vs_memory"]
-    assert figures["inference_vs_memory_dien_27"] > 0 and figures["auc_gap_dien"] < 1e-3
+    assert figures["inference_vs_memory_deepfm_27"] > 0 and figures["auc_gap_deepfm"] < 1e-3
     assert figures["speed_vs_memory_models_67"] is None
     assert any(note.startswith("rocksdb: ") and "make peers" in note for note in report["notes"])
 
@@ -66,8 +66,8 @@ def test_a_model_is_measured_with_every_share_of_memory_and_asked(
 def test_a_row_or_a_loss_that_is_not_the_twins_is_a_mismatch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = {"steps": 2, "turns": 1, "first_steps": 2, "checked_steps": 3, "threads": 1}
-    settings = Settings("wide_deep", 8, data=wanted(batches=9, batch=32), **counts)
+    counts = {"steps": 3, "turns": 1, "first_steps": 2, "checked_steps": 3, "threads": 1}
+    settings = Settings("dien", 8, data=wanted(batches=11, batch=32), **counts)
     cell.prepare(settings.plain, str(tmp_path))
     same = cell.train(settings.plain, str(tmp_path), 60)
     assert same["mismatches"] == 0
@@ -76,7 +76,7 @@ def test_a_row_or_a_loss_that_is_not_the_twins_is_a_mismatch(
 
     def turn(self: Any, batches: Any) -> None:
         if self.way == "plain" and not self.losses:  # a row that training has not changed so
-            table = self.store.table("C1")
+            table = self.store.table("item")
             key = batches[0].feature_keys(0)[:1]
             table.put(key, table.get(key) + np.float32(1e-4))
         true_turn(self, batches)

@@ -168,24 +168,16 @@ def _contest(
     shapes = {"users": (clicks.users, options.dim), "items": (clicks.items, options.dim)}
     with embedrock.open(place, options.memory, seed=options.seed) as store:
         start = embedrock.initializers.normal(std=SPREAD)
-        ours = torch.nn.ModuleDict(
-            {
-                name: embedrock.nn.Embedding(
-                    *shape, store=store, name=name, optimizer="adagrad", initializer=start
-                )
-                for name, shape in shapes.items()
-            }
-        )
-        theirs = torch.nn.ModuleDict(
-            {
-                name: torch.nn.Embedding.from_pretrained(
-                    torch.from_numpy(store.table(name).get(np.arange(rows))),
-                    freeze=False,
-                    sparse=True,
-                )
-                for name, (rows, _) in shapes.items()
-            }
-        )
+        ours, theirs = torch.nn.Module(), torch.nn.Module()
+        for name, shape in shapes.items():
+            module = embedrock.nn.Embedding(
+                *shape, store=store, name=name, optimizer="adagrad", initializer=start
+            )
+            first = torch.from_numpy(store.table(name).get(np.arange(shape[0])))
+            ours.add_module(name, module)
+            theirs.add_module(
+                name, torch.nn.Embedding.from_pretrained(first, freeze=False, sparse=True)
+            )
         loader = embedrock.LookaheadLoader(
             batches, ours, keys_of=lambda batch: {ours.users: batch[0], ours.items: batch[1]}
         )

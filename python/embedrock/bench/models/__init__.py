@@ -90,10 +90,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measures, and returns the report."""
-    for name in ("steps", "turns", "first_steps", "checked_steps", "batch", "test_samples"):
-        if getattr(options, name) < 1:
+    least = dict.fromkeys(["turns", "first_steps", "checked_steps", "batch", "test_samples"], 1)
+    for name, fewest in {**least, "steps": 3}.items():  # a recording needs three batches
+        if getattr(options, name) < fewest:
             given = name.replace("_", "-")
-            raise MisuseError(f"--{given} is {getattr(options, name)}, expected 1 or more")
+            raise MisuseError(f"--{given} is {getattr(options, name)}, expected {fewest} or more")
     report = Report("models", options)
     figures = [
         f"speed_vs_memory_{model}_{memory:g}"
