@@ -21,6 +21,8 @@ import gallery
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
 
+NOT_MEASURED = "Not measured so far on a machine of [results](results.md)."
+
 RECDB_COLUMNS = ["step_ms", "blocked_share", "handing_share", "compute_share", "update_share"]
 RECDB_COLUMNS += ["read_us_p50", "read_us_p99", "pages_per_window", "merges", "merge_s_mean"]
 RECDB_COLUMNS += ["merge_s_max", "gc_efficiency", "write_amplification", "space_amplification"]
@@ -292,13 +294,18 @@ def _pages_table() -> str:
 
 
 def _gallery_table(family: str) -> str:
-    head, *lines = gallery.cells(family, newest("gallery")["gallery"])
+    known: dict[str, Any] = next((one for one in machines() if "gallery" in one), {})
+    head, *lines = gallery.cells(family, known.get("gallery", {}))
+    if not lines:
+        return f"{NOT_MEASURED}\n"
     rows = [[one if isinstance(one, str) else shown(one) for one in line] for line in lines]
     return table(head, rows, gallery.NUMBERS_FROM.get(family, 2))
 
 
 def _gallery_machine() -> str:
-    one = newest("gallery")
+    one = next((one for one in machines() if "gallery" in one), None)
+    if one is None:
+        return f"{NOT_MEASURED}\n"
     return f"Measured {one['measured']} on {one['machine']}: {one['system']}.\n"
 
 
