@@ -79,8 +79,7 @@ def train(settings: dict[str, Any], path: str, memory: float) -> dict[str, Any]:
         for number, batches in enumerate(passes[:-1]):
             _turn(ways, batches, number)
             if number == 0:
-                for way in ways.values():
-                    way.forget_turns()
+                _forget(ways)
         found = {way: one.found() for way, one in ways.items()}
         for way, one in ways.items():
             quality = Trainer(one.model, []).evaluate(data.test)
@@ -122,8 +121,7 @@ def ask(settings: dict[str, Any], path: str, memory: float) -> dict[str, Any]:
         for number, batches in enumerate(passes[:-1]):
             _turn(ways, batches, number)
             if number == 0:
-                for way in ways.values():
-                    way.forget_turns()
+                _forget(ways)
         found = {way: one.found() for way, one in ways.items()}
         answers = {way: torch.stack(one.losses) for way, one in ways.items()}
         least = max(one.memory_bytes for one in over.values())
@@ -162,6 +160,12 @@ def _turn(ways: dict[str, Any], batches: list[Any], number: int) -> None:
         way.turn(batches)
 
 
+def _forget(ways: dict[str, Any]) -> None:
+    """What was before does not count."""
+    for way in ways.values():
+        way.forget_turns()
+
+
 def _passes(whole: Load, given: Settings) -> list[list[Any]]:
     """Batches that are checked, that fill caches, of each turn, and that are recorded."""
     sizes = [given.checked_steps, given.first_steps, *[given.steps] * (given.turns + 1)]
@@ -179,8 +183,8 @@ def _apart(
     )
     used: dict[str, list[Any]] = {}
     for batch in batches:
-        for table, keys in keys_by_table(data.features, batch).items():
-            used.setdefault(table, []).extend(keys)
+        for table, some in keys_by_table(data.features, batch).items():
+            used.setdefault(table, []).extend(some)
     rows = checked = 0
     for name, weight in zip(whole.tables, twin.model.embeddings.parameters(), strict=True):
         keys = np.unique(np.concatenate(used[name]))
