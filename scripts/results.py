@@ -306,7 +306,8 @@ def _gallery_machine() -> str:
     one = next((one for one in machines() if "gallery" in one), None)
     if one is None:
         return f"{NOT_MEASURED}\n"
-    return f"Measured {one['measured']} on {one['machine']}: {one['system']}.\n"
+    said = "".join(f"\n* {note}" for note in one.get("notes", []))
+    return f"Measured {one['measured']} on {one['machine']}: {one['system']}.\n{said}\n"
 
 
 def _parts_table() -> str:
