@@ -69,9 +69,8 @@ def _knowledge(report: dict[str, Any]) -> dict[str, list[Line]]:
         if model not in TITLES or not isinstance(one, dict) or "store" not in one:
             continue
         store, twin = one["store"], one["in memory"]
-        given = "" if graph == "ring" else "--data DIR "
         options = [f"--{key} {settings[key]}" for key in ("epochs", "dim") if settings.get(key)]
-        command = f"bench kge {given}--graphs {graph} --models {model} {' '.join(options)}"
+        command = f"bench kge --graphs {graph} --models {model} {' '.join(options)}"
         lines.append(
             _rounded(
                 {
@@ -180,7 +179,6 @@ COLUMNS = {
         "auc": "AUC",
         "auc_in_memory": "in memory",
         "pages": "pages/sample",
-        "command": "`embedrock …`",
     },
     "asked": {
         "model": "model",
