@@ -93,7 +93,7 @@ def _knowledge(report: dict[str, Any]) -> dict[str, list[Line]]:
 def _graphs(report: dict[str, Any]) -> dict[str, list[Line]]:
     lines, memory = [], f"{report['settings']['memory']:g} %"
     for name, one in report["results"].items():
-        if not isinstance(one, dict):
+        if name == "speed" or not isinstance(one, dict):
             continue
         graph = name.removeprefix("graph-")
         given = "" if name == "made" else f" --graph DIR/{name}"
@@ -174,8 +174,8 @@ COLUMNS = {
         "rows": "rows",
         "memory": "memory",
         "in_memory": "samples/s in memory",
-        "plain": "plain ÷ memory",
-        "lookahead": "look-ahead ÷ memory",
+        "plain": "plain",
+        "lookahead": "look-ahead",
         "auc": "AUC",
         "auc_in_memory": "in memory",
         "pages": "pages/sample",

@@ -66,3 +66,16 @@ def test_a_table_has_the_columns_that_a_line_has(gallery: Any) -> None:
     head, *lines = gallery.cells("stores", gallery.lines_of(models(500.0)))
     assert head[-1] == "RocksDB" and lines[0][-1] == 0.25
     assert len(gallery.cells("asked", gallery.lines_of(models(None)))) == 2
+
+
+def test_speed_is_no_graph(gallery: Any) -> None:
+    speed = {"steps_per_s": 1.0, "steps_per_s_in_memory": 2.0}
+    cora = {"accuracy_gat": 0.8, "accuracy_gat_in_memory": 0.81, "gat_misses": 3}
+    report = {"bench": "gnn", "results": {"mismatches": 0, "graph-cora": cora, "speed": speed}}
+    report |= {"settings": {"memory": 10.0, "nodes": 20}, "figures": {"speed_vs_memory_gnn": 0.9}}
+    head, *lines = gallery.cells("graphs", gallery.lines_of(report))
+    assert [line[:3] for line in lines] == [
+        ["GAT", "nodes, accuracy", "cora"],
+        ["GraphSAGE", "steps per second", "made, 20 nodes"],
+    ]
+    assert lines[0][head.index("quality")] == 0.8 and 0.9 in lines[1]
