@@ -2,8 +2,9 @@
 
 `python scripts/results.py docs/results/NAME.json REPORT.json ...` puts the figures of reports that
 `embedrock bench --json` wrote into a machine's file, which it makes if there is none, and what
-tables show of `bench recdb` and `bench place`. `make pages` then brings the tables of the pages up
-to date. A figure is a number, or the lowest and the highest of several runs.
+tables show of `bench recdb`, `bench place` and the benches of the gallery. `make pages` then brings
+the tables of the pages up to date. A figure is a number, or the lowest and the highest of several
+runs.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gallery
+
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
+
+NOT_MEASURED = "Not measured so far on a machine of [results](results.md)."
 
 RECDB_COLUMNS = ["step_ms", "blocked_share", "handing_share", "compute_share", "update_share"]
 RECDB_COLUMNS += ["read_us_p50", "read_us_p99", "pages_per_window", "merges", "merge_s_mean"]
@@ -81,7 +87,7 @@ def _machines_table() -> str:
 
 
 def _figures_table() -> str:
-    known = machines()
+    known = [machine for machine in machines() if machine["figures"]]
     rows = []
     for each in aims():
         aim, wanted = each["aim"], each["value"]
@@ -287,6 +293,23 @@ def _pages_table() -> str:
     return table(head, rows)
 
 
+def _gallery_table(family: str) -> str:
+    known: dict[str, Any] = next((one for one in machines() if "gallery" in one), {})
+    head, *lines = gallery.cells(family, known.get("gallery", {}))
+    if not lines:
+        return f"{NOT_MEASURED}\n"
+    rows = [[one if isinstance(one, str) else shown(one) for one in line] for line in lines]
+    return table(head, rows, gallery.NUMBERS_FROM.get(family, 2))
+
+
+def _gallery_machine() -> str:
+    one = next((one for one in machines() if "gallery" in one), None)
+    if one is None:
+        return f"{NOT_MEASURED}\n"
+    said = "".join(f"\n* {note}" for note in one.get("notes", []))
+    return f"Measured {one['measured']} on {one['machine']}: {one['system']}.\n{said}\n"
+
+
 def _parts_table() -> str:
     rows = [[part, shown(ns)] for part, ns in newest("parts_ns")["parts_ns"]]
     return table(["part", "ns of one"], rows)
@@ -300,6 +323,8 @@ def _optimizers_table() -> str:
 
 TABLES = {
     "figures": _figures_table,
+    **{f"gallery_{family}": partial(_gallery_table, family) for family in gallery.COLUMNS},
+    "gallery_machine": _gallery_machine,
     "machines": _machines_table,
     "memory": _memory_table,
     "optimizers": _optimizers_table,
@@ -336,6 +361,8 @@ def main() -> None:
             machine["recdb"] = recdb_of(report)
         if report.get("bench") == "place":
             machine["place"] = place_of(report)
+        if lines := gallery.lines_of(report):
+            machine["gallery"] = gallery.merged(machine.get("gallery", {}), lines)
     file.write_text(json.dumps(machine, indent=1, ensure_ascii=False) + "\n")
     print(f"{file}: look at name, machine and date, then make pages")
 

@@ -18,9 +18,9 @@ from embedrock.models.dien import SequenceRows
 from embedrock.models.registry import MODELS, Kind, kind_of
 from embedrock.training.embeddings import (
     MemoryEmbeddings,
+    MemorySequences,
     SequenceEmbeddings,
     StoreEmbeddings,
-    bags,
 )
 from embedrock.training.models import model_over, over_store
 from embedrock.training.options import Recipe
@@ -230,35 +230,6 @@ class Samples:
             if len(self.targets) > 1:
                 labels = np.stack([labels, (dense[:, 1] > 0).astype(np.float32)], axis=1)
             yield Batch(dense, keys, offsets, labels, Position())
-
-
-class MemorySequences(torch.nn.Module):
-    """`SequenceEmbeddings` over `torch.nn.Embedding`."""
-
-    def __init__(self, features: list[Feature], weights: dict[str, torch.Tensor]) -> None:
-        super().__init__()
-        self.features = features
-        self.tables = torch.nn.ModuleDict(
-            {
-                name: torch.nn.Embedding.from_pretrained(weight, freeze=False, sparse=True)
-                for name, weight in weights.items()
-            }
-        )
-
-    def forward(self, keys: torch.Tensor, offsets: torch.Tensor) -> SequenceRows:
-        rows: dict[str, torch.Tensor] = {}
-        for one, (own, begins) in zip(
-            self.features, bags(keys, offsets, len(self.features)), strict=True
-        ):
-            found = self.tables[one.table or one.name](own)
-            lengths = torch.diff(begins)
-            if not one.is_sequence:
-                samples = torch.arange(len(lengths)).repeat_interleave(lengths)
-                sums = found.new_zeros(len(lengths), found.shape[1])
-                found = sums.index_add(0, samples, found)
-            rows[one.name] = found
-        pooled = torch.stack([rows[name] for name in ("item", "user", "tags")], 1)
-        return SequenceRows(pooled, rows["item"], rows["history"], rows["negatives"], lengths)
 
 
 @pytest.mark.parametrize("name", list(MODELS))

@@ -195,6 +195,7 @@ def _contest(
         store.commit(1)
         stats = store.stats()
         found["store"] |= {"hit_rate": stats["hit_rate"], "budget_bytes": stats["budget_bytes"]}
+        found["store"]["entities"] = len(graph.entities)
         report.results["mismatches"] += _mismatches(table)
     published = PUBLISHED.get((name, model))
     if published is not None:

@@ -6,7 +6,7 @@ model does not know which one it has. `SequenceEmbeddings` is for models that re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -171,3 +171,39 @@ class MemoryEmbeddings(nn.Module):  # type: ignore[misc]
         """The summed bags of a batch."""
         cut = bags(keys, offsets, len(self.tables))
         return torch.stack([table(*bag) for table, bag in zip(self.tables, cut, strict=True)], 1)
+
+
+class MemorySequences(nn.Module):  # type: ignore[misc]
+    """`SequenceEmbeddings` over `torch.nn.Embedding(sparse=True)`, one for each table.
+
+    Keys are dense ids here; `weights` are the initial rows of each table by id.
+    """
+
+    def __init__(self, features: Sequence[Feature], weights: Mapping[str, Tensor]) -> None:
+        """Takes the tables (rows, D), which training changes in place."""
+        super().__init__()
+        self.features = list(features)
+        self.pooled = [feature.name for feature in features if not feature.is_sequence]
+        self.tables = nn.ModuleDict(
+            {
+                name: nn.Embedding.from_pretrained(weight, freeze=False, sparse=True)
+                for name, weight in weights.items()
+            }
+        )
+
+    def forward(self, keys: Tensor, offsets: Tensor) -> SequenceRows:
+        """The rows of a batch."""
+        rows, lengths = {}, offsets[:0]
+        for feature, (own, begins) in zip(
+            self.features, bags(keys, offsets, len(self.features)), strict=True
+        ):
+            found = self.tables[feature.table or feature.name](own)
+            sizes = torch.diff(begins)
+            if feature.is_sequence:
+                lengths = sizes
+            else:
+                samples = torch.arange(len(sizes)).repeat_interleave(sizes)
+                found = found.new_zeros(len(sizes), found.shape[1]).index_add(0, samples, found)
+            rows[feature.name] = found
+        pooled = torch.stack([rows[name] for name in self.pooled], 1)
+        return SequenceRows(pooled, rows[ITEM], rows[HISTORY], rows[NEGATIVES], lengths)

@@ -6,12 +6,14 @@ memory; it says with ``keys_of(batch)`` what a batch will read. Nothing here kno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from embedrock.data import Feature
 
 __all__ = ["SCALE", "Floats", "Load", "Shape", "Tables", "drawn", "skewed"]
 
@@ -42,6 +44,9 @@ class Tables(Protocol):
     def bags(self, names: list[str]) -> Any:
         """A module (keys, offsets) -> (B, F, D) that sums the bags of several tables."""
 
+    def sequences(self, features: Sequence[Feature]) -> Any:
+        """A module (keys, offsets) -> ``SequenceRows`` for features of which some are histories."""
+
 
 @dataclass(frozen=True)
 class Load:
@@ -64,6 +69,8 @@ class Load:
     trained: bool = True
     """False: rows are read and never changed, from a store that was opened so."""
     dense_lr: float = field(default=1e-3)
+    eps: float | None = None
+    """Epsilon of both optimizers; None: their own."""
 
     @property
     def bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ from torch import nn
 import embedrock
 from embedrock.bench.loops.load import Load
 from embedrock.data import Feature
-from embedrock.training.embeddings import MemoryEmbeddings, StoreEmbeddings
+from embedrock.training.embeddings import (
+    MemoryEmbeddings,
+    MemorySequences,
+    SequenceEmbeddings,
+    StoreEmbeddings,
+)
 
 __all__ = ["InMemory", "InStore", "fill", "open_least"]
 
@@ -44,6 +50,12 @@ class InMemory:
         self.rows.extend(module.parameters())
         return module
 
+    def sequences(self, features: Sequence[Feature]) -> MemorySequences:
+        """A ``torch.nn.Embedding`` for each table, histories in their order."""
+        module = MemorySequences(features, {name: self._values(name) for name in self._load.tables})
+        self.rows.extend(module.parameters())
+        return module
+
     def _values(self, name: str) -> torch.Tensor:
         return torch.from_numpy(self._load.values(name))
 
@@ -66,15 +78,21 @@ class InStore:
         """Bags of several tables, read in one call."""
         shapes = self._load.tables
         features = [Feature(name, num_embeddings=shapes[name].rows) for name in names]
-        return StoreEmbeddings(self._store, features, shapes[names[0]].dim)
+        return StoreEmbeddings(
+            self._store, features, shapes[names[0]].dim, optimizer=_optimizer(self._load)
+        )
+
+    def sequences(self, features: Sequence[Feature]) -> SequenceEmbeddings:
+        """Tables that features share, read in one call."""
+        (dim,) = {shape.dim for shape in self._load.tables.values()}
+        return SequenceEmbeddings(self._store, features, dim, optimizer=_optimizer(self._load))
 
 
 def fill(load: Load, path: Path) -> None:
     """Writes every row of a load, with state, and commits."""
     with embedrock.open(path, FILL_BYTES) as store:
         for name, shape in load.tables.items():
-            kind = "adagrad" if load.trained else "none"
-            table = store.table(name, shape.dim, shape.rows, optimizer=kind)
+            table = store.table(name, shape.dim, shape.rows, optimizer=_optimizer(load))
             values = load.values(name)
             for begin in range(0, shape.rows, FILL_ROWS):
                 part = values[begin : begin + FILL_ROWS]
@@ -94,6 +112,10 @@ def open_least(load: Load, path: Path, memory_bytes: int) -> tuple[embedrock.Sto
             continue
         return store, memory_bytes
     raise RuntimeError(f"{path}: memory={memory_bytes} is refused like all smaller ones")
+
+
+def _optimizer(load: Load) -> str:
+    return "adagrad" if load.trained else "none"
 
 
 def total(counters: Any) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class Loop:
         self.stretch.batches = batches
         timed = Timed()
         with timed:
-            self.losses += train(self.model, self.optimizers, self.loader, self.load.loss)
+            self.losses += self._pass()
             timed.work += len(batches) * self.load.samples
         self.timed.append(timed)
 
@@ -93,6 +93,10 @@ class Loop:
             "seconds": sum(one.seconds for one in self.timed),
             "core_wait_share": max(known) if known else None,
         }
+
+    def _pass(self) -> list[Any]:
+        """What is timed: the losses of a pass over the loader."""
+        return train(self.model, self.optimizers, self.loader, self.load.loss)
 
     def _make(self) -> tuple[Any, list[Any]]:
         place = InMemory(self.load)
@@ -159,6 +163,8 @@ class OverStore(Loop):
             **super().found(),
             "pages_per_step": counted["store"]["pages_read"] / steps,
             "requests_per_step": counted["store"]["read_requests"] / steps,
+            "bytes_read_per_step": counted["store"]["bytes_read"] / steps,
+            "bytes_written_per_step": counted["store"]["bytes_written"] / steps,
             "waited_s": counted["time"]["reading"] + counted["window"]["wait_s"],
             "passed_over_share": loader.get("skipped", 0) / steps,
             "window": counted["window"],
@@ -185,9 +191,11 @@ class OverStore(Loop):
 def _optimizers(load: Load, model: Any, rows: Any, kind: Any) -> list[Any]:
     """Adam for the dense part, Adagrad for the rows where they are trained."""
     dense = [one for one in _dense(model, rows) if one.requires_grad]
-    found: list[Any] = [torch.optim.Adam(dense, lr=load.dense_lr)] if dense else []
+    eps = {} if load.eps is None else {"eps": load.eps}
+    found: list[Any] = [torch.optim.Adam(dense, lr=load.dense_lr, **eps)] if dense else []
     if load.trained:
-        found.append(kind(rows[0] if kind is embedrock.optim.Adagrad else rows, lr=load.lr))
+        trained = rows[0] if kind is embedrock.optim.Adagrad else rows
+        found.append(kind(trained, lr=load.lr, **eps))
     return found
 
 
