@@ -310,6 +310,8 @@ pub struct StoreOptions {
     pub create: bool,
     /// Go back to the commit of this step; `None` opens the last one.
     pub step: Option<u64>,
+    /// Go back to the commit that is pinned under this name.
+    pub pin: Option<String>,
     /// Refuse every change and take no writer lock; sees the last commit.
     pub read_only: bool,
     /// Refuse a table whose rows, all written, would not fit on the disk.
@@ -341,6 +343,7 @@ impl StoreOptions {
             seed: 0,
             create: true,
             step: None,
+            pin: None,
             read_only: false,
             check_disk: true,
         }
@@ -353,6 +356,9 @@ impl StoreOptions {
 
     /// Refuses what no store works with.
     pub(crate) fn validate(&self) -> Result<()> {
+        if let (Some(step), Some(pin)) = (self.step, &self.pin) {
+            bail!(Misuse, "both step {step} and pin '{pin}' were given, expected one of them");
+        }
         if self.keep == 0 {
             bail!(Misuse, "keep is 0, expected at least 1 commit to keep");
         }
@@ -738,6 +744,23 @@ pub struct CommitInfo {
     pub bytes_written: u64,
     /// Bytes of the named byte strings.
     pub state_bytes: u64,
+}
+
+/// A name that keeps a commit until it is taken away.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PinInfo {
+    /// The name.
+    pub name: String,
+    /// The commit's step.
+    pub step: u64,
+    /// The commit's number within the store.
+    pub sequence: u64,
+    /// When the commit was made, in seconds since 1970.
+    pub committed: u64,
+    /// When it got the name.
+    pub unix_time: u64,
+    /// Bytes on disk that only this commit keeps: what unpinning all its names gives back.
+    pub bytes: u64,
 }
 
 /// What would be lost by closing without a commit.

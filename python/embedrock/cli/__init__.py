@@ -29,12 +29,14 @@ from embedrock.cli import (
     follow,
     freeze,
     info,
+    pin,
     place,
     resize,
     serve,
     torture,
     trace,
     train,
+    unpin,
 )
 from embedrock.errors import BudgetError, BudgetWarning, EmbedrockError
 
@@ -82,6 +84,8 @@ def parser() -> argparse.ArgumentParser:
         info,
         check,
         copy,
+        pin,
+        unpin,
         resize,
         trace,
         place,

@@ -125,7 +125,11 @@ impl Life {
 
     /// A reader of one of the kept commits, beside this life.
     pub(super) fn reader_at(&self, commit: &Commit) -> Self {
-        let recovery = self.replayed(commit);
+        self.reader_of(self.replayed(commit), commit)
+    }
+
+    /// A reader of a commit, of which there is a recovery.
+    pub(super) fn reader_of(&self, recovery: Box<dyn StorageRecovery>, commit: &Commit) -> Self {
         let at = OpenAt {
             commit: commit.number,
             position: commit.position,
