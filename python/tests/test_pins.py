@@ -167,9 +167,7 @@ def test_readers_move_between_pins_and_copies_take_names(
 
 def test_a_full_store_names_what_pins_keep(tmp_path: Path) -> None:
     bound = 4 * MIB
-    with embedrock.open(
-        tmp_path / "s", "2MiB", max_disk_bytes=bound, check_disk=False
-    ) as store:
+    with embedrock.open(tmp_path / "s", "2MiB", max_disk_bytes=bound, check_disk=False) as store:
         table = store.table("t", 16, 4000, optimizer="none")
         full = None
         for step in range(100):

@@ -1,4 +1,4 @@
-"""`embedrock info STORE`: tables, commits, pins, how memory and disk are spent, who does the I/O."""
+"""`embedrock info STORE`: tables, commits, pins, how memory and disk are spent, how it reads."""
 
 from __future__ import annotations
 

@@ -119,8 +119,8 @@ def _id_of(numbers: Sequence[int]) -> str:
 
 
 def _commit_of(numbers: Sequence[int], store: Store) -> tuple[bool, bool]:
-    """Whether the store keeps a commit, or has one pinned, of the number that the rows followed, and whether that is
-    the same commit."""
+    """Whether the store keeps, or has pinned, a commit of the number that the rows followed, and
+    whether that is the same commit."""
     for commit in store.commits():
         if commit.sequence == numbers[3]:
             return True, [commit.step, commit.unix_time] == list(numbers[4:6])

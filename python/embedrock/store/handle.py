@@ -60,6 +60,8 @@ class Handle:
         """The last commit that was not waited for."""
         self._pending_step: int | None = None
         """Step of the last commit that was not waited for."""
+        self._pending_pin = False
+        """Whether that commit is to be pinned, which closing waits for."""
         self._arguments: dict[str, Any] = {}
         """What a store that is open to write was opened with (``registry.py``)."""
         self._place: tuple[int, int] | None = None
@@ -163,6 +165,9 @@ class Handle:
         self._core.check_call()  # what follows waits for other threads
         try:
             self._listeners.closing()
+            if self._pending_pin and self._pending is not None:
+                with contextlib.suppress(EmbedrockError):  # the handle tells
+                    self._pending.wait()
         finally:
             self._prefetcher.stop()
             self._listeners.ended()

@@ -382,6 +382,7 @@ class Store(Pins):
             return commit_of(self._core.commit(number, note, named, name))
         pending = PendingCommit(self._core.commit_in_background(number, note, named, name), number)
         self._pending, self._pending_step = pending, number
+        self._pending_pin = name is not None
         return pending
 
     def commits(self) -> list[Commit]:

@@ -47,8 +47,8 @@ pub use size::{PAGE_SIZES, choose_page, possible_pages};
 pub use sweep::{Areas, Checked, Finding, Sweep, SweptRow, TakeRows};
 pub use traits::{
     Hearer, Storage, StorageBudget, StorageCounts, StorageFreeze, StorageJournal, StoragePins,
-    StorageRead, StorageRecovery, StorageRefresh, StorageSpace, StorageSweeps, StorageTables, StorageUpkeep,
-    StorageWrite, Unit,
+    StorageRead, StorageRecovery, StorageRefresh, StorageSpace, StorageSweeps, StorageTables,
+    StorageUpkeep, StorageWrite, Unit,
 };
 
 /// What a layout asks about rows in DRAM while it moves stored copies.

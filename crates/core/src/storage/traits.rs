@@ -3,8 +3,8 @@
 
 use super::{
     Areas, Begun, Checked, Cut, DirtyRow, Finding, Found, Freeze, FreezePlan, OpenAt, PageAddress,
-    PageSource, Parts, Region, Residents, Resolved, Share, SpaceBound, StorageMemory, StorageStats, Sweep,
-    TableFacts, UnitReport, Want,
+    PageSource, Parts, Region, Residents, Resolved, Share, SpaceBound, StorageMemory, StorageStats,
+    Sweep, TableFacts, UnitReport, Want,
 };
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium};

@@ -121,7 +121,8 @@ impl Store {
 impl Inner {
     fn not_pinned(&self, name: &str, pinned: &str) -> Error {
         let others = if pinned.is_empty() { "none is" } else { pinned };
-        let message = format!("no commit of {} is pinned as '{name}': {others}", self.path.display());
+        let message =
+            format!("no commit of {} is pinned as '{name}': {others}", self.path.display());
         Error::new(ErrorKind::NotFound, message)
     }
 
@@ -149,8 +150,10 @@ impl Inner {
         let of_pins = || pins.named().rfind(|pinned| pinned.step == step).map(|p| p.sequence);
         of_kept.or_else(of_pins).ok_or_else(|| {
             let steps: Vec<String> = kept.iter().map(|commit| commit.step.to_string()).collect();
-            let message =
-                format!("there is no commit of step {step}; the store keeps [{}]", steps.join(", "));
+            let message = format!(
+                "there is no commit of step {step}; the store keeps [{}]",
+                steps.join(", ")
+            );
             Error::new(ErrorKind::NotFound, message)
         })
     }
@@ -169,7 +172,10 @@ impl Inner {
         let is_pinned = self.pins.lock().has(sequence);
         let written = match is_pinned {
             true => None,
-            false => Some(self.write_pin(sequence)?),
+            false => {
+                let written = self.write_pin(sequence);
+                Some(written.map_err(|error| self.name_pins(&self.engine.read(), error))?)
+            }
         };
         let named = self.name_commit(sequence, name, written.as_ref().map(|(pinned, _)| pinned));
         if named.is_err() && written.is_some() {
@@ -233,40 +239,37 @@ impl Inner {
     /// Lets go of commits that have no name any more, but for those that readers have open, as far
     /// as these may keep so much.
     pub(in crate::store) fn release_unpinned(&self, engine: &Engine) -> Result<()> {
-        let pins = self.pins.lock().clone();
-        let unnamed = |pins: &Pins| -> Vec<Pinned> {
-            pins.iter().filter(|pinned| pinned.names.is_empty()).cloned().collect()
-        };
-        let unnamed = unnamed(&pins);
-        if unnamed.is_empty() {
-            return Ok(());
-        }
-        let held = holds::living(&*self.medium)?;
-        let of = |pinned: &Pinned| -> Vec<&Held> {
-            held.iter().filter(|held| held.sequence == pinned.sequence).collect()
-        };
-        let mut gone: Vec<u64> =
-            unnamed.iter().filter(|p| of(p).is_empty()).map(|p| p.sequence).collect();
-        if let Some(most) = self.most_held_bytes() {
-            let left = |gone: &[u64]| -> u64 {
-                let left = unnamed.iter().filter(|pinned| !gone.contains(&pinned.sequence));
-                left.map(|pinned| self.bytes_of_pin(engine, &pins, pinned)).sum()
-            };
-            for pinned in &unnamed {
-                if gone.contains(&pinned.sequence) || left(&gone) <= most {
-                    continue;
-                }
-                for held in of(pinned) {
-                    holds::take_away(&*self.medium, held)?;
-                    self.metrics.holds_taken.fetch_add(1, Ordering::Relaxed);
-                }
-                gone.push(pinned.sequence);
+        let is_unnamed = |pinned: &&Pinned| pinned.names.is_empty();
+        let pins = {
+            let pins = self.pins.lock();
+            if !pins.iter().any(|pinned| is_unnamed(&pinned)) {
+                return Ok(());
             }
+            pins.clone()
+        };
+        let unnamed: Vec<&Pinned> = pins.iter().filter(is_unnamed).collect();
+        let held = holds::living(&*self.medium)?;
+        let held_of = |sequence: u64| held.iter().filter(move |held| held.sequence == sequence);
+        let is_gone = |sequence: u64| held_of(sequence).next().is_none();
+        let mut gone: Vec<u64> =
+            unnamed.iter().map(|pinned| pinned.sequence).filter(|of| is_gone(*of)).collect();
+        let most = self.most_held_bytes().unwrap_or(u64::MAX);
+        for pinned in &unnamed {
+            let left = unnamed.iter().filter(|pinned| !gone.contains(&pinned.sequence));
+            let bytes: u64 = left.map(|left| self.bytes_of_pin(engine, &pins, left)).sum();
+            if bytes <= most || gone.contains(&pinned.sequence) {
+                continue;
+            }
+            for held in held_of(pinned.sequence) {
+                holds::take_away(&*self.medium, held)?;
+                self.metrics.holds_taken.fetch_add(1, Ordering::Relaxed);
+            }
+            gone.push(pinned.sequence);
         }
         if gone.is_empty() {
             return Ok(());
         }
-        let mut next = pins;
+        let mut next = pins.clone();
         next.remove(&gone);
         self.write_pins(&next)?;
         for sequence in gone {
@@ -347,9 +350,8 @@ impl Inner {
             let others: Vec<&Parts> = others.filter_map(|other| other.classes.get(at)).collect();
             bytes += class.log.lock().bytes_of_pin(parts, &others);
         }
-        let bytes_of = |name: &str| {
-            self.medium.state_of(name).map_or(0, |found| blocks_of(found.bytes))
-        };
+        let bytes_of =
+            |name: &str| self.medium.state_of(name).map_or(0, |found| blocks_of(found.bytes));
         bytes += bytes_of(&name_of(pin_number(pinned.sequence)));
         let first = self.history.lock().kept.first().map_or(0, |commit| commit.info.sequence);
         if pinned.sequence < first {
@@ -370,9 +372,10 @@ impl Inner {
         }
         infos.sort_by_key(|pin| std::cmp::Reverse(pin.bytes));
         let more = infos.len().saturating_sub(NAMED_MAX);
-        let named = infos.iter().take(NAMED_MAX).map(|pin| {
-            format!("'{}' (step {}) keeps {} bytes", pin.name, pin.step, pin.bytes)
-        });
+        let named = infos
+            .iter()
+            .take(NAMED_MAX)
+            .map(|pin| format!("'{}' (step {}) keeps {} bytes", pin.name, pin.step, pin.bytes));
         let named = named.collect::<Vec<_>>().join(", ");
         let more = if more > 0 { format!(" and {more} more do") } else { String::new() };
         error.followed_by(format!("of pinned commits {named}{more}: unpin what can go"))

@@ -21,8 +21,8 @@ pub use resize::{Resize, resize};
 use super::{
     ClassFacts, Cut, DirtyRow, Found, MergeCounts, PageAddress, PageSource, Residents, Resolved,
     Share, SpaceBound, Storage, StorageBudget, StorageCounts, StorageFreeze, StorageJournal,
-    StorageMemory, StoragePins, StorageRead, StorageSpace, StorageStats, StorageTables, StorageUpkeep,
-    StorageWrite, TableFacts, UnitReport, Want, Written, log,
+    StorageMemory, StoragePins, StorageRead, StorageSpace, StorageStats, StorageTables,
+    StorageUpkeep, StorageWrite, TableFacts, UnitReport, Want, Written, log,
 };
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium};

@@ -83,9 +83,8 @@ impl Pins {
         {
             return Err(damage("its checksum does not match"));
         }
-        let word = |at: usize| {
-            u32::from_le_bytes([body[at], body[at + 1], body[at + 2], body[at + 3]])
-        };
+        let word =
+            |at: usize| u32::from_le_bytes([body[at], body[at + 1], body[at + 2], body[at + 3]]);
         let version = word(8);
         if version != VERSION {
             bail!(
@@ -254,11 +253,7 @@ pub(in crate::store) fn files(medium: &dyn Medium) -> Result<Vec<String>> {
 /// Refuses what cannot be the name of a pin.
 pub(in crate::store) fn check_name(name: &str) -> Result<()> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
-        bail!(
-            Misuse,
-            "the name of a pin has {} bytes, expected 1 to {NAME_BYTES_MAX}",
-            name.len()
-        );
+        bail!(Misuse, "the name of a pin has {} bytes, expected 1 to {NAME_BYTES_MAX}", name.len());
     }
     if name.chars().any(char::is_control) {
         bail!(Misuse, "the name of a pin is {name:?}, expected one without control characters");

@@ -1,12 +1,12 @@
 //! The file of a pinned commit: a journal that holds its whole index and its record.
 
-use crate::error::{Error, ErrorKind, Result, bail};
 use crate::config::StoreOptions;
+use crate::error::{Result, bail};
 use crate::storage::{Begun, Parts};
 use crate::store::files::pins::{NAME, Pinned, Pins};
 use crate::store::journal::{
     ClassRecord, CommitRecord, JournalFile, RecordKind, TableRecord, VERSION_OF_PINS, name_of,
-    pin_number, piece_header,
+    piece_header, pin_number,
 };
 use crate::store::{Inner, Store, has_file};
 use serde::Serialize;
@@ -55,9 +55,8 @@ impl Inner {
             self.append_json_to_pin(&mut file, RecordKind::Class, &record)?;
         }
         for table in &engine.tables {
-            let partitions = begun[table.class].partitions.iter();
-            let partitions = partitions.clone().find(|(id, _)| *id == table.id());
-            let partitions = partitions.map(|(_, partitions)| *partitions);
+            let mut partitions = begun[table.class].partitions.iter();
+            let partitions = partitions.find(|(id, _)| *id == table.id()).map(|(_, n)| *n);
             let record = TableRecord { born: false, partitions, ..table.record.clone() };
             self.append_json_to_pin(&mut file, RecordKind::Table, &record)?;
         }
@@ -108,14 +107,12 @@ impl Inner {
         let history = &mut *self.history.lock();
         let spare = self.spare_bytes(history);
         if !self.fits(history, growth, spare)? {
-            let (used, pins) = (self.used_bytes(history), self.pins.lock().spelled());
-            let pinned = if pins.is_empty() { pins } else { format!("; pinned are {pins}") };
-            let message = format!(
+            let used = self.used_bytes(history);
+            bail!(
+                Full,
                 "the index of the commit to be pinned needs {growth} more bytes, beside {spare} \
-                 that are kept for commits, and {used} are in use of max_disk_bytes; raise that, \
-                 or unpin another commit{pinned}"
+                 that are kept for commits, and {used} are in use; raise max_disk_bytes"
             );
-            return Err(Error::new(ErrorKind::Full, message));
         }
         history.pins_bytes += growth;
         Ok(())
