@@ -3,6 +3,7 @@
 use super::each;
 use super::journal::{Commit, TableOfLife};
 use super::life::Life;
+use crate::config::StorageKind;
 use crate::storage::{Begun, OpenAt, Parts};
 
 /// A pinned commit, as the store writes it down.
@@ -110,7 +111,9 @@ fn what_pinned_commits_have_stays_whatever_follows_and_goes_when_they_are_unpinn
         life.abandon_unit();
         life.storage.give_back(0, 0, 0, Some(u64::MAX)).unwrap();
         let after = life.storage.disk_bytes();
-        assert!(after < before || !life.subject.has_pages, "{before}, then {after}");
+        // A freeze under way keeps room before and after.
+        let shrinks = life.subject.has_pages && life.subject.kind != StorageKind::Pages;
+        assert!(after < before || !shrinks, "{before}, then {after}");
         life.check();
     });
 }

