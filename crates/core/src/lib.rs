@@ -65,7 +65,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use permits::{Entered, PermitStats, Permits, Ready, UNBOUNDED};
 pub use store::{
     CANDIDATES_MAX, CheckReport, CopyOptions, CopyReport, FreezeError, FreezeOptions, FreezeReport,
-    Frozen, PendingCommit, PlannedPages, RowReads, Scan, Stats, Store, WindowStats, check,
-    check_place, copy, copy_with, freeze, freeze_again,
+    Frozen, PendingCommit, PlannedPages, RowReads, RowViews, Scan, Stats, Store, WindowStats,
+    check, check_place, copy, copy_with, freeze, freeze_again,
 };
 pub use store::{ResizeReport, ResizeTo, resize};

@@ -165,6 +165,11 @@ impl<M: Medium> Rows<M> {
         self.region.note_rows(rows)
     }
 
+    /// How many calls have ever had to wait for row slots, longer than a moment.
+    pub fn pauses(&self) -> u64 {
+        self.slab.pauses().1
+    }
+
     /// How row slots are used, as far as it is known.
     pub fn slab_use(&self) -> SlabUse {
         self.slab.used()

@@ -22,7 +22,7 @@ use crate::medium::{Durability, Medium};
 use crate::region::Geometry;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Slots of a chunk: looking up so many takes about 0.1 ms.
@@ -32,6 +32,8 @@ const WAIT_MOST: Duration = Duration::from_secs(5);
 /// How often it looks at once; then it pauses between two looks.
 const TRIES: u32 = 1000;
 const PAUSE: Duration = Duration::from_micros(50);
+/// Who waits for longer than this is said to.
+const MOMENT: Duration = Duration::from_millis(2);
 /// A chunk with fewer free slots lies among rows.
 const POOR: usize = CHUNK as usize / 64;
 /// Where rows lie densely, look-ups go on so far away, as a share of all chunks: the golden ratio
@@ -47,6 +49,18 @@ pub(crate) struct Slab {
     /// A bit for each slot that was replaced and is not yet free.
     replaced: Box<[AtomicU64]>,
     state: Mutex<State>,
+    /// Calls that pause for slots which others hold, and how many ever did.
+    pausing: AtomicUsize,
+    pauses: AtomicU64,
+}
+
+/// A call that pauses for slots.
+struct Pausing<'a>(&'a AtomicUsize);
+
+impl Drop for Pausing<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 struct State {
@@ -122,6 +136,8 @@ impl Slab {
                 owed: 0,
                 promised: 0,
             }),
+            pausing: AtomicUsize::new(0),
+            pauses: AtomicU64::new(0),
         }
     }
 
@@ -198,7 +214,7 @@ impl Slab {
     ) -> Result<()> {
         let mut state = self.state.lock();
         self.reclaim(&mut state, readings);
-        let (mut tries, begin) = (0, Instant::now());
+        let (mut tries, begin, mut pausing) = (0, Instant::now(), None);
         while state.free_slots < count as u64 {
             if self.look_up_chunk(&mut state, index)? {
                 continue;
@@ -206,6 +222,11 @@ impl Slab {
             // Calls under way give slots back, and no call waits here with slots of its own.
             tries += 1;
             if begin.elapsed() < WAIT_MOST && state.owed + state.waiting_slots > 0 {
+                if pausing.is_none() && begin.elapsed() >= MOMENT {
+                    self.pausing.fetch_add(1, Ordering::Relaxed);
+                    self.pauses.fetch_add(1, Ordering::Relaxed);
+                    pausing = Some(Pausing(&self.pausing));
+                }
                 parking_lot::MutexGuard::unlocked(&mut state, || match tries < TRIES {
                     true => std::thread::yield_now(),
                     false => std::thread::sleep(PAUSE),
@@ -349,6 +370,11 @@ impl Slab {
         state.poor = poor;
         free_slots.into_iter().for_each(|slot| state.set_free(slot));
         Ok(true)
+    }
+
+    /// Whether a call pauses for slots that others hold, and how many ever did.
+    pub(crate) fn pauses(&self) -> (bool, u64) {
+        (self.pausing.load(Ordering::Relaxed) > 0, self.pauses.load(Ordering::Relaxed))
     }
 
     pub(crate) fn used(&self) -> SlabUse {

@@ -14,7 +14,8 @@ use std::sync::atomic::AtomicU64;
 /// It holds up nobody: writers write elsewhere, and other readers find what they wrote. But row
 /// slots that were replaced since are not used again before it is dropped. Where writers have no
 /// others left they wait, 5 seconds at most, and are then refused as `Full`. So it is to be dropped
-/// within a second or two; who cannot do that copies its rows.
+/// within a second or two, and soon once it [`is_wanted`](Self::is_wanted); who cannot do that
+/// copies its rows. Who holds it must not wait for a writer, who may wait for it.
 pub struct RowViews<M: Medium> {
     rows: Arc<Rows<M>>,
     slots: Vec<u64>,
@@ -56,6 +57,11 @@ impl<M: Medium> RowViews<M> {
     /// True where there is no key.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
+    }
+
+    /// Whether a writer waits for room of rows that were replaced. Takes no lock.
+    pub fn is_wanted(&self) -> bool {
+        self.rows.slab.pauses().0
     }
 
     /// The words of the row of a key, by its position; the last one may have more bytes than the

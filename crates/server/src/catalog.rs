@@ -1,5 +1,6 @@
 //! The tables by name, as requests look them up.
 
+use embedrock_core::row::Dtype;
 use embedrock_core::{Store, TableId, TableInfo};
 use parking_lot::RwLock;
 use std::collections::HashMap;
@@ -16,6 +17,8 @@ pub(crate) struct Table {
     pub(crate) ids: Option<u64>,
     /// Whether its rows lie on persistent memory.
     pub(crate) is_direct: bool,
+    /// Whether its storage lends rows, which are as they go over the wire.
+    pub(crate) lends: bool,
     /// Whether every id has a row, and keeps it: nobody need look which keys were written.
     pub(crate) is_full: bool,
 }
@@ -27,7 +30,8 @@ impl Table {
         let ids = spec.num_embeddings;
         let is_full = is_reader && ids == Some(rows);
         let is_direct = spec.storage.is_direct();
-        Self { id, dim: spec.embedding_dim, ids, name: spec.name, is_direct, is_full }
+        let lends = is_direct && spec.dtype == Dtype::Float32;
+        Self { id, dim: spec.embedding_dim, ids, name: spec.name, is_direct, lends, is_full }
     }
 
     /// Bytes of a row on the wire: float32 values, whatever the dtype that is stored.
@@ -44,6 +48,11 @@ impl Tables {
     /// The table of this name.
     pub(crate) fn get(&self, name: &[u8]) -> Option<&Table> {
         self.0.get(name)
+    }
+
+    /// Whether the storage of any lends rows.
+    pub(crate) fn lend_any(&self) -> bool {
+        self.0.values().any(|table| table.lends)
     }
 }
 

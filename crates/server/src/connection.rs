@@ -6,7 +6,6 @@ use crate::resp::Decoder;
 use crate::session::Session;
 use crate::stream::Stream;
 use std::io::{self, ErrorKind};
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// A read buffer begins with so many bytes, and grows with what has come.
@@ -104,11 +103,12 @@ impl Connection {
     pub(crate) fn write(
         &mut self,
         number: usize,
-        gatherer: &mut Gatherer,
+        gatherer: &Gatherer,
         mut free: impl FnMut(Vec<f32>),
     ) -> io::Result<usize> {
         let (before, sent) = (self.session.output.queued(), self.stream.sent());
         let mut has_taken = false;
+        let mut sending = gatherer.begin();
         while self.is_writable && !self.session.output.is_empty() {
             let Self { session, stream, .. } = self;
             let output = &mut session.output;
@@ -116,7 +116,7 @@ impl Connection {
                 Stream::Tls(tls) => output.send(|slices| tls.write(slices), &mut free),
                 Stream::Plain { socket, sent: all_sent } => {
                     let who = (number, session.id);
-                    let (sent, is_under_way) = gatherer.send(socket.as_fd(), who, output);
+                    let (sent, is_under_way) = sending.send(socket, who, output);
                     self.in_flight += usize::from(is_under_way);
                     sent.map(|count| {
                         *all_sent += count as u64;
@@ -132,6 +132,7 @@ impl Connection {
         }
         // Rows are lent for a call of the kernel, not for as long as the client likes.
         self.session.output.copy_views();
+        drop(sending);
         if self.is_writable && !self.stream.flush()? {
             self.is_writable = false;
         }

@@ -30,6 +30,7 @@ pub(crate) struct Metrics {
     pub(crate) wrong_passwords: Counter,
     pub(crate) bytes_in: Counter,
     pub(crate) bytes_out: Counter,
+    pub(crate) lent_pulls: Counter,
     pub(crate) zero_copy_sends: Counter,
     pub(crate) zero_copy_copied: Counter,
     /// Rows.
@@ -85,6 +86,7 @@ impl Metrics {
             wrong_passwords: counter("wrong_passwords", "Wrong passwords"),
             bytes_in: counter("received_bytes", "Bytes of requests"),
             bytes_out: counter("sent_bytes", "Bytes of replies"),
+            lent_pulls: counter("lent_pulls", "Pulls whose rows were sent from where they lie"),
             zero_copy_sends: counter("zero_copy_sends", "Sends that were to go without a copy"),
             zero_copy_copied: counter(
                 "zero_copy_copied",

@@ -1,15 +1,16 @@
 //! Rows that requests ask for, of all connections in one turn of a loop.
 //!
 //! Keys are copied out of the requests; nothing else refers to a request here. One call of the
-//! engine reads all rows of the turn into the buffers that go to the sockets. A failure is one of
-//! the requests that it is about, and of no other.
+//! engine reads all rows of the turn into the buffers that go to the sockets, and another one lends
+//! those that are to be sent from where they lie. A failure is one of the requests that it is
+//! about, and of no other.
 
 use crate::catalog::Table;
-use crate::gather::Plan;
+use crate::gather::{Mode, Plan, Views};
 use crate::output::{Output, Place};
 use crate::refusal::Refusal;
 use crate::resp::{Protocol, Writer};
-use embedrock_core::{GetBatch, Result, Store, TableId};
+use embedrock_core::{GetBatch, Result, RowViews, Store, TableId};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -21,6 +22,8 @@ pub(crate) const HEADER_BYTES: usize = 12;
 /// Most bytes of idle row buffers, and most of them.
 const IDLE_BYTES: usize = 16 << 20;
 const IDLE_BUFFERS: usize = 256;
+/// Pulls of more keys are copied: what one call of the kernel takes is a small part of them.
+const LENT_KEYS_MAX: usize = 4096;
 
 /// How rows are replied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,14 +43,23 @@ struct Part {
     dim: usize,
     /// Whether all keys are known to be written.
     is_full: bool,
+    /// Whether the storage lends rows.
+    lends: bool,
     keys: Range<usize>,
-    /// The first values are the rows.
+    /// How rows get to the client; unless copied, they are lent.
+    mode: Mode,
+    /// The first values are the rows, if copied.
     rows: Vec<f32>,
+    views: Option<RowViews>,
 }
 
 impl Part {
     fn values(&self) -> usize {
         self.keys.len() * self.dim
+    }
+
+    fn is_copied(&self) -> bool {
+        self.mode == Mode::Copy
     }
 }
 
@@ -80,6 +92,17 @@ pub(crate) struct Pulls {
     idle_bytes: usize,
 }
 
+/// What was replied.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Delivered {
+    /// Keys without a row.
+    pub(crate) missing: u64,
+    /// Requests that failed.
+    pub(crate) failed: u64,
+    /// Requests whose rows are lent.
+    pub(crate) lent: u64,
+}
+
 /// A request that is being put together.
 pub(crate) struct Asking<'a> {
     pulls: &'a mut Pulls,
@@ -105,8 +128,11 @@ impl Asking<'_> {
             table: table.id,
             dim: table.dim,
             is_full: table.is_full,
+            lends: table.lends,
             keys,
+            mode: Mode::Copy,
             rows: Vec::new(),
+            views: None,
         });
     }
 
@@ -172,40 +198,96 @@ impl Pulls {
         self.bytes
     }
 
-    /// Reads what is asked for, with one call of the engine. Returns how many rows there were.
-    pub(crate) fn read(&mut self, store: &Store) -> u64 {
+    /// Reads what is asked for, with one call of the engine, and has rows lent with another where
+    /// the plan says so: then what follows at once is [`deliver`](Self::deliver), and to send it.
+    /// Returns how many rows there were.
+    pub(crate) fn read(&mut self, store: &Store, plan: Option<&Plan>) -> u64 {
         let first = self.parts_read;
-        for index in first..self.parts.len() {
-            let values = self.parts[index].values();
-            self.parts[index].rows = self.take_buffer(values);
-        }
         self.found.resize(self.keys.len(), false);
-        let (keys, found) = (&self.keys, &mut self.found);
-        if read(store, keys, found, &mut self.parts[first..]).is_err() {
-            // Whose fault it is shows when each is read by itself.
-            for request in &mut self.requests[self.read..] {
-                let parts = &mut self.parts[request.parts.clone()];
-                request.refusal = read(store, keys, found, parts).err().map(Refusal::from);
-            }
+        if let Some(plan) = plan {
+            self.choose(plan);
+        }
+        self.copy(store, Part::is_copied);
+        // Last, because whoever has rows lent must not wait for a writer.
+        if !self.lend(store) {
+            let is_refused = |part: &Part| !part.is_copied();
+            self.copy(store, is_refused);
+            self.parts[first..].iter_mut().for_each(|part| part.mode = Mode::Copy);
         }
         let rows = self.parts[first..].iter().map(|part| part.keys.len() as u64).sum();
         (self.read, self.parts_read) = (self.requests.len(), self.parts.len());
         rows
     }
 
+    /// Chooses how rows that can be lent are sent.
+    fn choose(&mut self, plan: &Plan) {
+        let pulls = self.requests[self.read..].iter().filter(|r| r.form == Form::Pull);
+        for request in pulls {
+            for part in &mut self.parts[request.parts.clone()] {
+                if part.lends && (1..=LENT_KEYS_MAX).contains(&part.keys.len()) {
+                    part.mode = plan.of_views(part.dim * size_of::<f32>());
+                }
+            }
+        }
+    }
+
+    /// Reads the rows of some parts into buffers.
+    fn copy(&mut self, store: &Store, is_read: fn(&Part) -> bool) {
+        let first = self.parts_read;
+        for index in first..self.parts.len() {
+            if is_read(&self.parts[index]) {
+                let values = self.parts[index].values();
+                self.parts[index].rows = self.take_buffer(values);
+            }
+        }
+        let (keys, found) = (&self.keys, &mut self.found);
+        if read(store, keys, found, &mut self.parts[first..], is_read).is_err() {
+            // Whose fault it is shows when each is read by itself.
+            for request in &mut self.requests[self.read..] {
+                let parts = &mut self.parts[request.parts.clone()];
+                if parts.iter().any(is_read) {
+                    let read = read(store, keys, found, parts, is_read);
+                    request.refusal = read.err().map(Refusal::from);
+                }
+            }
+        }
+    }
+
+    /// Has rows lent that are not copied. False where they have to be.
+    fn lend(&mut self, store: &Store) -> bool {
+        let parts = &mut self.parts[self.parts_read..];
+        let lent = parts.iter().filter(|part| !part.is_copied());
+        let batches = lent.map(|part| (part.table, &self.keys[part.keys.clone()]));
+        let batches: Vec<(TableId, &[u64])> = batches.collect();
+        if batches.is_empty() {
+            return true;
+        }
+        // What went wrong is told when they are read.
+        let Ok(Some(views)) = store.view(&batches) else { return false };
+        for (part, views) in parts.iter_mut().filter(|part| !part.is_copied()).zip(views) {
+            let found = &mut self.found[part.keys.clone()];
+            found.fill(true);
+            views.missing().iter().for_each(|at| found[*at as usize] = false);
+            part.views = Some(views);
+        }
+        true
+    }
+
     /// Writes each reply where `deliver` finds its connection's output, and begins a new turn. All
-    /// was read. Returns how many keys have no row, and how many requests failed.
+    /// was read.
     pub(crate) fn deliver(
         &mut self,
         plan: &Plan,
         mut deliver: impl FnMut(usize, &mut dyn FnMut(&mut Output)),
-    ) -> (u64, u64) {
-        let (mut missing, mut failed) = (0, 0);
+    ) -> Delivered {
+        let mut delivered = Delivered::default();
         let mut requests = std::mem::take(&mut self.requests);
         for request in requests.drain(..) {
-            failed += u64::from(request.refusal.is_some());
+            delivered.failed += u64::from(request.refusal.is_some());
+            let parts = &self.parts[request.parts.clone()];
+            delivered.lent += u64::from(parts.iter().any(|part| part.views.is_some()));
             deliver(request.connection, &mut |output| {
-                missing += self.reply(&request, plan, output)
+                delivered.missing += self.reply(&request, plan, output)
             });
         }
         self.requests = requests;
@@ -217,7 +299,7 @@ impl Pulls {
         self.keys.shrink_to(1 << 20);
         self.found.shrink_to(1 << 20);
         (self.read, self.parts_read, self.bytes) = (0, 0, 0);
-        (missing, failed)
+        delivered
     }
 
     /// Writes a reply. Returns how many keys have no row.
@@ -240,6 +322,7 @@ impl Pulls {
         match (request.form, parts) {
             (Form::Pull, [part]) => {
                 let (rows, len) = (std::mem::take(&mut part.rows), part.values());
+                let views = part.views.take();
                 let found = &self.found[part.keys.clone()];
                 output.fill_text(place, protocol, |bytes, protocol| {
                     let length = HEADER_BYTES + missing * 4 + len * size_of::<f32>();
@@ -251,8 +334,15 @@ impl Pulls {
                         bytes.extend((position as u32).to_le_bytes());
                     }
                 });
-                let is_zero_copy = plan.of_reply(len * size_of::<f32>());
-                output.fill_rows(place, rows, len, is_zero_copy);
+                if let Some(mut views) = views {
+                    let (size, missing) = ((views.len(), views.row_bytes()), views.take_missing());
+                    let is_zero_copy = part.mode == Mode::ZeroCopy;
+                    let views = Views::new(Box::new(views), size, missing, is_zero_copy);
+                    output.fill_views(place, views);
+                } else {
+                    let is_zero_copy = plan.of_reply(len * size_of::<f32>());
+                    output.fill_rows(place, rows, len, is_zero_copy);
+                }
             }
             (form, parts) => {
                 let found = &self.found;
@@ -315,16 +405,26 @@ impl Pulls {
     }
 }
 
-/// Reads the rows of parts, and which of their keys were written.
-fn read(store: &Store, keys: &[u64], found: &mut [bool], parts: &mut [Part]) -> Result<()> {
+/// Reads the rows of some parts, and which of their keys were written.
+fn read(
+    store: &Store,
+    keys: &[u64],
+    found: &mut [bool],
+    parts: &mut [Part],
+    is_read: fn(&Part) -> bool,
+) -> Result<()> {
+    let mut parts: Vec<&mut Part> = parts.iter_mut().filter(|part| is_read(part)).collect();
+    if parts.is_empty() {
+        return Ok(());
+    }
     // What others write between the two is reported as missing, with its row. A reader sees no
     // writes, and rows that it has read are in memory when it looks again.
     let is_reader = store.options().read_only;
     if !is_reader {
-        look(store, keys, found, parts)?;
+        look(store, keys, found, &parts)?;
     }
     let mut batches = Vec::with_capacity(parts.len());
-    for part in parts.iter_mut() {
+    for part in &mut parts {
         let (table, keys, len) = (part.table, &keys[part.keys.clone()], part.values());
         let values = (&mut part.rows[..len]).into();
         batches.push(GetBatch { table, keys, values, state: None });
@@ -332,13 +432,13 @@ fn read(store: &Store, keys: &[u64], found: &mut [bool], parts: &mut [Part]) -> 
     store.get(&mut batches)?;
     drop(batches);
     if is_reader {
-        look(store, keys, found, parts)?;
+        look(store, keys, found, &parts)?;
     }
     Ok(())
 }
 
 /// Finds which keys were written, of each table at once.
-fn look(store: &Store, keys: &[u64], found: &mut [bool], parts: &[Part]) -> Result<()> {
+fn look(store: &Store, keys: &[u64], found: &mut [bool], parts: &[&mut Part]) -> Result<()> {
     for part in parts.iter().filter(|part| part.is_full) {
         found[part.keys.clone()].fill(true);
     }
@@ -372,7 +472,6 @@ fn look(store: &Store, keys: &[u64], found: &mut [bool], parts: &[Part]) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gather::Mode;
     use embedrock_core::StorageKind;
     use embedrock_core::config::{Memory, StoreOptions, TableSpec};
     use embedrock_core::init::Initializer;
@@ -420,7 +519,16 @@ mod tests {
         let table = store.table(&spec).unwrap();
         pulls.keys.push(7);
         pulls.found.push(false);
-        pulls.parts.push(Part { table, dim, is_full: false, keys, rows: vec![0.0; dim] });
+        pulls.parts.push(Part {
+            table,
+            dim,
+            is_full: false,
+            lends: false,
+            keys,
+            mode: Mode::Copy,
+            rows: vec![0.0; dim],
+            views: None,
+        });
         let request = Request {
             connection: 0,
             place: output.keep_text(),

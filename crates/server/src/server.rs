@@ -3,7 +3,7 @@
 use crate::acceptor::Acceptor;
 use crate::catalog::Catalog;
 use crate::cluster::Cluster;
-use crate::gather::Plan;
+use crate::gather::{Loans, Plan};
 use crate::hot::{self, HotSets};
 use crate::metrics::Metrics;
 use crate::options::Options;
@@ -37,6 +37,8 @@ pub struct Server {
 struct Threads {
     acceptor: Thread,
     workers: Vec<Thread>,
+    /// The one that looks after rows which are lent to the kernel.
+    loans: Option<Thread>,
     timer: Thread,
     hot: Thread,
     /// Those for who watches: one that answers, and one that looks.
@@ -56,7 +58,9 @@ impl Server {
         store.check_call()?;
         let wanted = options.validate()?;
         let wanted_metrics = options.metrics_address()?;
-        let plan = Plan::new(options.gather, options.tls.is_some())?;
+        let catalog = Catalog::of(&store);
+        let may_lend = !store.options().read_only || catalog.tables().lend_any();
+        let plan = Plan::new(options.gather, options.tls.is_some(), may_lend)?;
         let tls = options.tls.as_ref().map(tls::load).transpose()?;
         let at = |what: &str, address: SocketAddr| {
             let what = what.to_owned();
@@ -77,8 +81,9 @@ impl Server {
         let is_pinned = store.options().read_only && store.options().step.is_some();
         let (jobs, job_queue) = sync_channel(JOBS_MAX);
         let shared = Arc::new(Shared {
-            catalog: Catalog::of(&store),
+            catalog,
             plan,
+            loans: Loans::default(),
             cluster,
             metrics: Metrics::new(),
             moves: RwLock::new(()),
@@ -112,6 +117,16 @@ impl Server {
             .enumerate()
             .map(|(n, worker)| spawn(&format!("serve-{n}"), move || looped(worker.run())));
         let workers = workers.collect::<Result<Vec<_>>>()?;
+        let loans = shared.plan.has_zero_copy().then(|| {
+            let shared = shared.clone();
+            spawn("serve-loans", move || {
+                shared.loans.run(|| {
+                    shared.metrics.timed_out.inc();
+                });
+                Ok(())
+            })
+        });
+        let loans = loans.transpose()?;
         let (timer_shared, timer_posts) = (shared.clone(), posts.clone());
         let timer =
             spawn("serve-timer", move || timer::run(&timer_shared, &job_queue, &timer_posts))?;
@@ -131,7 +146,7 @@ impl Server {
         });
         let watch = watch.transpose()?;
         let acceptor = spawn("serve-accept", move || looped(acceptor.run()))?;
-        let threads = Mutex::new(Some(Threads { acceptor, workers, timer, hot, watch }));
+        let threads = Mutex::new(Some(Threads { acceptor, workers, loans, timer, hot, watch }));
         Ok(Self { shared, metrics_address, posts, acceptor_waker, threads })
     }
 
@@ -164,7 +179,8 @@ impl Server {
         let threads = self.threads.lock();
         threads.as_ref().is_some_and(|t| {
             let watch = t.watch.iter().flat_map(|(http, status)| [http, status]);
-            let mut all = t.workers.iter().chain([&t.acceptor, &t.timer, &t.hot]).chain(watch);
+            let others = [&t.acceptor, &t.timer, &t.hot].into_iter().chain(&t.loans);
+            let mut all = t.workers.iter().chain(others).chain(watch);
             all.all(|thread| !thread.is_finished())
         })
     }
@@ -185,6 +201,8 @@ impl Server {
         for worker in threads.workers {
             outcome = outcome.and(join(worker));
         }
+        self.shared.loans.end();
+        outcome = outcome.and(threads.loans.map_or(Ok(()), join));
         self.shared.hot.end();
         // Without a sender the timer's thread ends.
         drop(self.shared.jobs.lock().take());

@@ -2,7 +2,7 @@
 
 use crate::catalog::Catalog;
 use crate::cluster::Cluster;
-use crate::gather::Plan;
+use crate::gather::{Loans, Plan};
 use crate::hot::HotSets;
 use crate::metrics::Metrics;
 use crate::options::Options;
@@ -30,6 +30,8 @@ pub(crate) struct Shared {
     pub(crate) cluster: Option<Cluster>,
     /// How rows get into sockets.
     pub(crate) plan: Plan,
+    /// Rows that are lent to the kernel.
+    pub(crate) loans: Loans,
     /// Shared by turns of loops, which look tables up and read rows; alone for the moment in which
     /// the store moves to another commit. Taken before the locks of the store that verbs take.
     pub(crate) moves: RwLock<()>,

@@ -4,6 +4,7 @@ use mio::net::TcpStream;
 use rustix::net::sockopt::set_socket_linger;
 use rustls::ServerConnection;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Most encrypted bytes that wait for the socket.
@@ -15,9 +16,10 @@ const NOT_TLS: &[u8] =
 
 /// A socket, and the encryption of what goes over it.
 pub(crate) enum Stream {
-    /// The socket, and the bytes that it has taken.
+    /// The socket, and the bytes that it has taken. It is shared with nobody for longer than it
+    /// takes to cut it off.
     Plain {
-        socket: TcpStream,
+        socket: Arc<TcpStream>,
         sent: u64,
     },
     Tls(Box<Tls>),
@@ -36,7 +38,7 @@ pub(crate) struct Tls {
 impl Stream {
     /// The bytes as they are.
     pub(crate) fn plain(socket: TcpStream) -> Self {
-        Self::Plain { socket, sent: 0 }
+        Self::Plain { socket: Arc::new(socket), sent: 0 }
     }
 
     /// A session that the client begins.
@@ -45,11 +47,11 @@ impl Stream {
         Self::Tls(Box::new(Tls { socket, session, sent: 0, is_known: false }))
     }
 
-    /// The socket, to be registered.
-    pub(crate) fn socket(&mut self) -> &mut TcpStream {
+    /// The socket.
+    pub(crate) fn socket(&self) -> &TcpStream {
         match self {
             Self::Plain { socket, .. } => socket,
-            Self::Tls(tls) => &mut tls.socket,
+            Self::Tls(tls) => &tls.socket,
         }
     }
 
@@ -69,7 +71,10 @@ impl Stream {
     /// Reads what there is. 0 bytes are the end.
     pub(crate) fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Plain { socket, .. } => uninterrupted(|| socket.read(buffer)),
+            Self::Plain { socket, .. } => {
+                let mut socket = &**socket;
+                uninterrupted(|| socket.read(buffer))
+            }
             Self::Tls(tls) => tls.read(buffer),
         }
     }

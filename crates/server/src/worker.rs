@@ -10,7 +10,7 @@ use crate::cluster::Cluster;
 use crate::commands::{Call, Scratch};
 use crate::connection::{Buffers, Connection, has_room};
 use crate::gather::Gatherer;
-use crate::pulls::Pulls;
+use crate::pulls::{Delivered, Pulls};
 use crate::refusal::Refusal;
 use crate::resp::Limits;
 use crate::session::Session;
@@ -21,6 +21,7 @@ use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use rustls::{ServerConfig, ServerConnection};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
@@ -140,6 +141,7 @@ impl Worker {
     pub(crate) fn run(mut self) -> io::Result<()> {
         // A ring belongs to its thread. One that is refused here is done without.
         self.gatherer = Gatherer::new(self.shared.plan.has_zero_copy()).unwrap_or_default();
+        self.gatherer.join(&self.shared.loans);
         if let Some(descriptor) = self.gatherer.descriptor() {
             let mut source = SourceFd(&descriptor);
             self.poll.registry().register(&mut source, SENDS, Interest::READABLE)?;
@@ -176,8 +178,8 @@ impl Worker {
 
     /// Takes back what the kernel is done with.
     fn end_sends(&mut self) {
-        let (mut ended, mut gatherer) = (Vec::new(), &mut self.gatherer);
-        gatherer.land(|number, id, chunks| ended.push((number, id, chunks)));
+        let mut ended = Vec::new();
+        self.gatherer.land(|number, id, chunks| ended.push((number, id, chunks)));
         for (number, id, chunks) in ended {
             let Some(Some(connection)) = self.connections.get_mut(number) else { continue };
             if connection.session.id != id {
@@ -191,8 +193,7 @@ impl Worker {
                 self.make_due(number);
             }
         }
-        gatherer = &mut self.gatherer;
-        let ((sends, copied), before) = (gatherer.counts(), self.counted_sends);
+        let ((sends, copied), before) = (self.gatherer.counts(), self.counted_sends);
         self.shared.metrics.zero_copy_sends.inc_by(sends - before.0);
         self.shared.metrics.zero_copy_copied.inc_by(copied - before.1);
         self.counted_sends = (sends, copied);
@@ -228,7 +229,7 @@ impl Worker {
             },
             None => None,
         };
-        let mut stream = match session {
+        let stream = match session {
             Some(session) => Stream::tls(socket, session),
             None => Stream::plain(socket),
         };
@@ -237,7 +238,9 @@ impl Worker {
             self.connections.len() - 1
         });
         let interest = Interest::READABLE | Interest::WRITABLE;
-        if self.poll.registry().register(stream.socket(), Token(number), interest).is_err() {
+        let descriptor = stream.socket().as_raw_fd();
+        let mut source = SourceFd(&descriptor);
+        if self.poll.registry().register(&mut source, Token(number), interest).is_err() {
             self.free.push(number);
             return self.forget_one();
         }
@@ -402,21 +405,24 @@ impl Worker {
         }
     }
 
-    /// Reads the rows that were asked for, and writes the replies.
+    /// Reads the rows that were asked for, and writes the replies, which are to be sent before
+    /// anything else is done: rows may be lent to them.
     fn read_rows(&mut self) {
         if self.pulls.is_waiting() {
-            let rows = self.pulls.read(&self.shared.store);
+            let rows = self.pulls.read(&self.shared.store, Some(&self.shared.plan));
             self.shared.metrics.rows_read.inc_by(rows);
         }
         let connections = &mut self.connections;
-        let (missing, failed) = self.pulls.deliver(&self.shared.plan, |number, give| {
+        let delivered = self.pulls.deliver(&self.shared.plan, |number, give| {
             if let Some(Some(connection)) = connections.get_mut(number) {
                 connection.session.promised = 0;
                 give(&mut connection.session.output);
             }
         });
+        let Delivered { missing, failed, lent } = delivered;
         self.shared.metrics.rows_missing.inc_by(missing);
         self.shared.metrics.refused.inc_by(failed);
+        self.shared.metrics.lent_pulls.inc_by(lent);
     }
 
     /// Writes what a connection's socket takes, and ends what is over.
@@ -424,7 +430,7 @@ impl Worker {
         let Some(Some(connection)) = self.connections.get_mut(number) else { return };
         let most_waiting = self.shared.options.max_reply_bytes;
         let pulls = &mut self.pulls;
-        let sent = connection.write(number, &mut self.gatherer, |rows| pulls.give_buffer(rows));
+        let sent = connection.write(number, &self.gatherer, |rows| pulls.give_buffer(rows));
         let is_broken = sent.is_err() || connection.session.has_failed;
         self.shared.metrics.bytes_out.inc_by(sent.unwrap_or(0) as u64);
         self.count(number);
@@ -454,7 +460,8 @@ impl Worker {
         }
         connection.stream.close();
         // A socket that is closed is in no poll any more.
-        let _ = self.poll.registry().deregister(connection.stream.socket());
+        let descriptor = connection.stream.socket().as_raw_fd();
+        let _ = self.poll.registry().deregister(&mut SourceFd(&descriptor));
         if connection.session.has_announced {
             // Announcements of others go, too, which costs reads and no results.
             let _ = self.shared.store.clear_announced();
@@ -470,13 +477,6 @@ impl Worker {
             return;
         }
         self.last_sweep = Instant::now();
-        for (number, id) in self.gatherer.late() {
-            let connection = self.connections[number].as_ref();
-            if connection.is_some_and(|connection| connection.session.id == id) {
-                self.shared.metrics.timed_out.inc();
-                self.end(number);
-            }
-        }
         let (idle, stall) = (self.shared.options.idle, self.shared.options.stall);
         for number in 0..self.connections.len() {
             let Some(connection) = &mut self.connections[number] else { continue };

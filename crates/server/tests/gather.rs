@@ -4,7 +4,7 @@
 mod common;
 
 use embedrock_core::config::{Memory, StoreOptions, TableSpec};
-use embedrock_core::{NonFinite, PutBatch, Store};
+use embedrock_core::{NonFinite, PutBatch, StorageKind, Store};
 use embedrock_server::gather::{Gather, Mode};
 use embedrock_server::{Options, Server};
 use std::io::{Read, Write};
@@ -14,6 +14,8 @@ use tempfile::TempDir;
 
 const DIM: usize = 256;
 const IDS: u64 = 2000;
+/// One that lends rows, and one that does not.
+const STORAGES: [StorageKind; 2] = [StorageKind::Log, StorageKind::Pmem];
 const MODES: [Mode; 3] = [Mode::Copy, Mode::Vectored, Mode::ZeroCopy];
 
 fn row(key: u64) -> Vec<f32> {
@@ -25,9 +27,18 @@ fn row(key: u64) -> Vec<f32> {
 
 /// A server of a table whose even keys have rows.
 fn serve(folder: &TempDir, mode: Mode, change: impl FnOnce(&mut Options)) -> Server {
+    serve_from(StorageKind::Log, folder, mode, change)
+}
+
+fn serve_from(
+    storage: StorageKind,
+    folder: &TempDir,
+    mode: Mode,
+    change: impl FnOnce(&mut Options),
+) -> Server {
     let options = StoreOptions::new(Memory::Bytes(64 << 20));
     let store = Store::open(folder.path().join("store"), options).unwrap();
-    let spec = TableSpec { embedding_dim: DIM, ..common::spec("user", Some(IDS)) };
+    let spec = TableSpec { embedding_dim: DIM, storage, ..common::spec("user", Some(IDS)) };
     let table = store.table(&spec).unwrap();
     let keys: Vec<u64> = (0..IDS).step_by(2).collect();
     let values: Vec<f32> = keys.iter().flat_map(|key| row(*key)).collect();
@@ -108,9 +119,9 @@ fn told(client: &mut TcpStream, name: &str) -> u64 {
 
 #[test]
 fn replies_are_the_same_in_every_mode() {
-    for mode in MODES {
+    for (storage, mode) in STORAGES.iter().flat_map(|s| MODES.map(|mode| (*s, mode))) {
         let folder = TempDir::new().unwrap();
-        let server = serve(&folder, mode, |_| ());
+        let server = serve_from(storage, &folder, mode, |_| ());
         let mut client = connect(&server);
         for (number, count) in [1, 2, 15, 16, 17, 100, 500, 1999].into_iter().enumerate() {
             pull(&mut client, &batch(number as u64, count));
@@ -127,6 +138,8 @@ fn replies_are_the_same_in_every_mode() {
         let sends = told(&mut client, "zero_copy_sends");
         assert_eq!(sends > 0, mode == Mode::ZeroCopy, "{mode:?}: {sends} sends");
         assert!(told(&mut client, "zero_copy_copied") <= sends);
+        let lends = storage == StorageKind::Pmem && mode != Mode::Copy;
+        assert_eq!(told(&mut client, "lent_pulls") > 0, lends, "{storage:?}, {mode:?}");
         server.stop().unwrap();
     }
 }
@@ -166,9 +179,9 @@ fn a_client_that_takes_nothing_holds_up_neither_others_nor_commits() {
 
 #[test]
 fn clients_that_leave_amid_a_reply_leave_nothing_behind() {
-    for mode in MODES {
+    for (storage, mode) in STORAGES.iter().flat_map(|s| MODES.map(|mode| (*s, mode))) {
         let folder = TempDir::new().unwrap();
-        let server = serve(&folder, mode, |_| ());
+        let server = serve_from(storage, &folder, mode, |_| ());
         for number in 0..40 {
             let mut leaves = connect(&server);
             (0..4).for_each(|at| leaves.write_all(&request(&batch(number + at, 1500))).unwrap());

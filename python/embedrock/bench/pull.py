@@ -1,14 +1,17 @@
 """``pull``: rows over loopback TCP from ``embedrock serve``, against ``MGET`` of Redis.
 
-One client, the same for all: it sends requests that were made before, and receives replies, whose
-lengths are known, into one buffer. Both servers have the same rows, all in memory, one thread, and
-one connection; they take turns. ``pull_vs_redis`` is the rows/s of ``EMB.PULLB`` divided by those
-of ``MGET`` of Redis, 500 uniform keys of 128 float32 at a time, one request under way.
-``pull_p99_vs_redis`` is the 99th percentile of the time of a request, divided likewise.
-``pull_cpu_us`` is the server's CPU time per row, all its threads, in microseconds.
+``redis``: both servers have the same rows, all in memory, one thread, and one connection; they take
+turns. ``pull_vs_redis`` is the rows/s of ``EMB.PULLB`` divided by those of ``MGET`` of Redis, 500
+uniform keys of 128 float32 at a time, one request under way. ``pull_p99_vs_redis`` is the 99th
+percentile of the time of a request, divided likewise. ``pull_cpu_us`` is the server's CPU time per
+row, all its threads, in microseconds. The results have the same with four requests under way, with
+keys that are skewed, for ``MGET`` of our own server, and with a push among 49 pulls (``mixed``).
 
-The results have the same with four requests under way, with keys that are skewed, and for ``MGET``
-of our own server.
+``gather``: rows of a region of 16 to 2,048 float32, by each way of getting them into a socket.
+
+``disk``: rows from ``log`` and from frozen ``pages`` with memory for a tenth of the rows, and the
+device alone in turn with them. ``pull_rows_per_core`` is rows per second of the server's CPU time,
+``pull_device_share`` its reads per second divided by the device's own rate, both of ``log``.
 """
 
 from __future__ import annotations
@@ -16,44 +19,70 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shutil
-import socket
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 import embedrock
 from embedrock.bench.common import Report, add_common, workspace
 from embedrock.bench.machine import device_facts
 from embedrock.bench.noise import Rounds, Timed, interleave
-from embedrock.bench.rows import fill, mismatches, ranges, resident_budget, values_of
+from embedrock.bench.rows import distinct_keys, fill, resident_budget
+from embedrock.bench.serving import capacity, device_alone, with_cache
+from embedrock.bench.wire import (
+    TABLE,
+    Asked,
+    Contestant,
+    Keys,
+    Server,
+    embedrock_server,
+    mgets,
+    msets,
+    pulls,
+    pushes,
+    redis_server,
+)
 from embedrock.bench.zipf import Zipf
 
 __all__ = ["add_arguments", "run"]
 
-Keys = npt.NDArray[np.int64]
-
-TABLE = "rows"
-START = "import sys; from embedrock.cli import main; sys.exit(main())"
-SETTLE_S = 30.0
-"""Most time that a server has to begin to listen."""
+PARTS: dict[str, tuple[str, ...]] = {
+    "redis": ("pull_vs_redis", "pull_p99_vs_redis", "pull_cpu_us"),
+    "gather": (),
+    "disk": ("pull_rows_per_core", "pull_device_share"),
+}
+BATCHES = 64
+"""Requests that are made before, and sent again and again."""
+MIXED = 50
+"""One request of so many is a push."""
+DIMS = (16, 32, 64, 128, 256, 512, 1024, 2048)
+GATHERS = ("copy", "vectored", "zerocopy")
+TURN_BYTES = 64 << 20
+"""Bytes of the replies of a turn, where rows are wide."""
+SHARE = 10
+"""A cache on disk has room for one row of so many."""
+DEVICE_S = 0.5
+"""Time of a turn of the device alone."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this bench."""
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=[*PARTS], help="what to measure"
+    )
     parser.add_argument("--rows", type=int, default=200_000, help="rows of the table")
     parser.add_argument("--dim", type=int, default=128, help="float32 values per row")
     parser.add_argument("--keys", type=int, default=500, help="keys of a request")
     parser.add_argument("--requests", type=int, default=400, help="requests of a turn")
     parser.add_argument("--depth", type=int, default=4, help="requests under way in the variants")
     parser.add_argument("--zipf", type=float, default=0.99, help="exponent of skewed keys")
+    parser.add_argument("--dims", type=int, nargs="+", default=DIMS, help="values of gathered rows")
+    parser.add_argument(
+        "--gather-bytes", type=int, default=32 << 20, help="bytes of the rows of each region"
+    )
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each measurement")
     parser.add_argument(
         "--redis-server", default="redis-server", help="the program to compare with"
@@ -64,247 +93,192 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("pull", options)
-    redis = shutil.which(options.redis_server)
-    with contextlib.ExitStack() as stack:
-        place = stack.enter_context(workspace(options, 4 * options.rows * options.dim * 4))
-        report.say(f"filling {options.rows:,} rows of {options.dim} float32")
-        budget = resident_budget(options.rows, 4 * options.dim)
-        with embedrock.open(place / "store", budget) as store:
-            fill(store.table(TABLE, options.dim, options.rows, optimizer="none"), options.rows)
-            store.commit(0)
-            report.device = device_facts(store)
-        ours = stack.enter_context(_embedrock(place / "store", budget))
-        theirs = stack.enter_context(_redis(redis, options)) if redis else None
-        _measure(report, options, ours, theirs)
+    needed = 4 * options.rows * options.dim * 4
+    needed += 2 * len(GATHERS) * len(options.dims) * options.gather_bytes
+    with workspace(options, needed) as place:
+        if {"redis", "disk"} & {*options.parts}:
+            report.say(f"filling {options.rows:,} rows of {options.dim} float32")
+            with embedrock.open(place / "store", _all_resident(options)) as store:
+                fill(store.table(TABLE, options.dim, options.rows, optimizer="none"), options.rows)
+                store.commit(0)
+                report.device = device_facts(store)
+        if "redis" in options.parts:
+            _beside_redis(report, options, place / "store")
+        if "disk" in options.parts:
+            _from_disk(report, options, place)
+        if "gather" in options.parts:
+            _by_gather(report, options, place)
+    for part, figures in PARTS.items():
+        for figure in figures:
+            if part not in options.parts:
+                report.missing(figure, f"it needs --parts {part}")
     return report.finish()
 
 
-def _measure(
-    report: Report, options: argparse.Namespace, ours: _Server, theirs: _Server | None
-) -> None:
-    skewed = Zipf(options.rows, options.zipf, options.seed)
-    uniform = np.random.default_rng(options.seed)
+def _all_resident(options: argparse.Namespace) -> int:
+    return resident_budget(options.rows, 4 * options.dim)
 
-    def uniform_keys(count: int) -> Keys:
-        return uniform.integers(0, options.rows, count)
 
-    for name, draw, depth in (
-        ("uniform", uniform_keys, 1),
-        (f"depth_{options.depth}", uniform_keys, options.depth),
+def _beside_redis(report: Report, options: argparse.Namespace, path: Path) -> None:
+    """Rows in memory, each server in turn."""
+    rows, dim, budget = options.rows, options.dim, _all_resident(options)
+    program = shutil.which(options.redis_server)
+    skewed = Zipf(rows, options.zipf, options.seed)
+    random = np.random.default_rng(options.seed)
+
+    def uniform(count: int) -> Keys:
+        return random.integers(0, rows, count)
+
+    def distinct(count: int) -> Keys:
+        return distinct_keys(random, rows, count)
+
+    loads: list[tuple[str, Callable[[int], Keys], int]] = [
+        ("uniform", uniform, 1),
+        (f"depth_{options.depth}", uniform, options.depth),
         ("zipf", skewed.draw, 1),
-    ):
-        report.say(f"{name}: pull and mget, against Redis")
-        batches = [draw(options.keys) for _ in range(64)]
-        contestants = {
-            "pull": _Contestant(ours, batches, options, depth, _pulls),
-            "mget": _Contestant(ours, batches, options, depth, _mgets),
-        }
-        if theirs is not None:
-            contestants["redis"] = _Contestant(theirs, batches, options, depth, _mgets)
-        for one in contestants.values():
-            report.results["mismatches"] += one.verify()
-        turns = [one.turn for one in contestants.values()]
-        rounds = interleave(turns, options.rounds, options.patience)
-        report.rounds(name, rounds)
-        into = report.results.setdefault(name, {})
-        for position, (which, one) in enumerate(contestants.items()):
-            into[which] = one.summary(rounds, position)
-        if theirs is not None:
-            into["pull"]["vs_redis"] = rounds.ratio(0, 2)
-            into["mget"]["vs_redis"] = rounds.ratio(1, 2)
-        if name == "uniform":
-            _figures(report, into)
-
-
-def _figures(report: Report, into: dict[str, Any]) -> None:
-    report.figure("pull_cpu_us", into["pull"]["cpu_us_per_row"])
-    if "redis" not in into:
+    ]
+    with contextlib.ExitStack() as stack:
+        theirs = stack.enter_context(redis_server(program, rows, dim)) if program else None
+        with embedrock_server(path, budget, "--warm") as ours:
+            for name, draw, depth in loads:
+                batches = [draw(options.keys) for _ in range(BATCHES)]
+                asked = {one: [one(keys, dim) for keys in batches] for one in (pulls, mgets)}
+                sides = {"pull": (ours, asked[pulls]), "mget": (ours, asked[mgets])}
+                if theirs is not None:
+                    sides["redis"] = (theirs, asked[mgets])
+                _contest(report, options, name, sides, depth)
+        with embedrock_server(path, budget, "--warm", "--writable", "--commit-every", "0") as ours:
+            batches = [distinct(options.keys) for _ in range(MIXED)]
+            sides = {"pull": (ours, _mixed(batches, dim, pushes, pulls))}
+            if theirs is not None:
+                sides["redis"] = (theirs, _mixed(batches, dim, msets, mgets))
+            _contest(report, options, "mixed", sides, 1)
+    found = report.results["uniform"]
+    report.figure("pull_cpu_us", found["pull"]["cpu_us_per_row"])
+    if theirs is None:
         why = "redis-server is not installed (Debian: apt-get install redis-server)"
         report.missing("pull_vs_redis", why)
         report.missing("pull_p99_vs_redis", why)
-        return
-    report.figure("pull_vs_redis", into["pull"]["vs_redis"])
-    report.figure("pull_p99_vs_redis", into["pull"]["p99_ms"] / into["redis"]["p99_ms"])
+    else:
+        report.figure("pull_vs_redis", found["pull"]["vs_redis"])
+        report.figure("pull_p99_vs_redis", found["pull"]["p99_ms"] / found["redis"]["p99_ms"])
 
 
-@dataclass
-class _Server:
-    """A process that serves, and where."""
-
-    process: subprocess.Popen[Any]
-    port: int
-
-    def cpu_ns(self) -> int:
-        """CPU time of all its threads that live."""
-        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
-        return sum(int(task.read_text().split()[0]) for task in tasks)
+def _mixed(
+    batches: Sequence[Keys],
+    dim: int,
+    writes: Callable[[Keys, int], Asked],
+    reads: Callable[[Keys, int], Asked],
+) -> list[Asked]:
+    """A write, then reads."""
+    return [writes(batches[0], dim), *(reads(keys, dim) for keys in batches[1:])]
 
 
-@dataclass
-class _Contestant:
-    """A server, and the requests that it gets."""
-
-    server: _Server
-    batches: Sequence[Keys]
-    options: argparse.Namespace
-    depth: int
-    protocol: Callable[[Sequence[Keys], int], _Protocol]
-    latencies_ms: list[float] = field(default_factory=list)
-    cpu_ns: int = 0
-    rows: int = 0
-
-    def __post_init__(self) -> None:
-        self.asked = self.protocol(self.batches, self.options.dim)
-        self.buffer = memoryview(bytearray(self.asked.reply_bytes))
-        self.socket = socket.create_connection(("127.0.0.1", self.server.port))
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def verify(self) -> int:
-        """Compares all rows that the requests ask for, untimed."""
-        wrong = 0
-        for request, keys in zip(self.asked.requests, self.batches, strict=True):
-            self.socket.sendall(request)
-            self._receive()
-            wrong += mismatches(self.asked.rows_of(bytes(self.buffer)), keys)
-        return wrong
-
-    def turn(self) -> Timed:
-        """The requests of one turn, timed."""
-        timed, requests, depth = Timed(), self.asked.requests, self.depth
-        count, begins = self.options.requests, [0.0] * self.options.requests
-        cpu = self.server.cpu_ns()
-        with timed:
-            for sent in range(depth):
-                begins[sent] = time.perf_counter()
-                self.socket.sendall(requests[sent % len(requests)])
-            for got in range(count):
-                self._receive()
-                now = time.perf_counter()
-                self.latencies_ms.append((now - begins[got]) * 1e3)
-                if got + depth < count:
-                    begins[got + depth] = now
-                    self.socket.sendall(requests[(got + depth) % len(requests)])
-        timed.work = count * self.options.keys
-        self.cpu_ns += self.server.cpu_ns() - cpu
-        self.rows += count * self.options.keys
-        return timed
-
-    def summary(self, rounds: Rounds, position: int) -> dict[str, float]:
-        """What it reached, over all its turns."""
-        cuts = statistics.quantiles(self.latencies_ms, n=100)
-        return {
-            "rows_per_s": rounds.rate(position),
-            "p50_ms": cuts[49],
-            "p99_ms": cuts[98],
-            "cpu_us_per_row": self.cpu_ns / 1e3 / self.rows,
-        }
-
-    def _receive(self) -> None:
-        got, view = 0, self.buffer
-        while got < len(view):
-            count = self.socket.recv_into(view[got:])
-            if count == 0:
-                raise RuntimeError("the server closed the connection")
-            got += count
-
-
-@dataclass
-class _Protocol:
-    """Requests, how long each reply is, and the rows in one."""
-
-    requests: list[bytes]
-    reply_bytes: int
-    rows_of: Callable[[bytes], npt.NDArray[np.float32]]
-
-
-def _pulls(batches: Sequence[Keys], dim: int) -> _Protocol:
-    """Keys packed, rows behind a header."""
-    requests = [_request(b"EMB.PULLB", TABLE.encode(), keys.tobytes()) for keys in batches]
-    count = len(batches[0])
-    payload = 12 + count * dim * 4
-    head = len(b"$%d\r\n" % payload)
-
-    def rows_of(reply: bytes) -> npt.NDArray[np.float32]:
-        return np.frombuffer(reply, "<f4", count * dim, head + 12).reshape(count, dim)
-
-    return _Protocol(requests, head + payload + 2, rows_of)
-
-
-def _mgets(batches: Sequence[Keys], dim: int) -> _Protocol:
-    """Keys as names, each row a string."""
-    requests = [_request(b"MGET", *_names(keys)) for keys in batches]
-    count, head, size = len(batches[0]), len(b"*%d\r\n" % len(batches[0])), dim * 4
-    around = len(b"$%d\r\n" % size)
-
-    def rows_of(reply: bytes) -> npt.NDArray[np.float32]:
-        strings = np.frombuffer(reply, np.uint8, offset=head).reshape(count, around + size + 2)
-        return np.ascontiguousarray(strings[:, around : around + size]).view("<f4")
-
-    return _Protocol(requests, head + count * (around + size + 2), rows_of)
-
-
-def _names(keys: Keys) -> list[bytes]:
-    return [b"%s:%d" % (TABLE.encode(), key) for key in keys.tolist()]
-
-
-def _request(*arguments: bytes) -> bytes:
-    parts = [b"*%d\r\n" % len(arguments)]
-    parts += [b"$%d\r\n%s\r\n" % (len(argument), argument) for argument in arguments]
-    return b"".join(parts)
-
-
-@contextlib.contextmanager
-def _embedrock(path: Path, budget: int) -> Iterator[_Server]:
-    """Our server, with one thread and every row in memory."""
-    command = [sys.executable, "-c", START, "serve", str(path), "--memory", str(budget), "--warm"]
-    command += ["--listen", "127.0.0.1:0", "--threads", "1", "--refresh-every", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    with _ending(process):
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if "serving at" not in line:
-            raise RuntimeError("embedrock serve did not start; its message is above")
-        yield _Server(process, int(line.split(",")[0].rpartition(":")[2]))
-
-
-@contextlib.contextmanager
-def _redis(program: str, options: argparse.Namespace) -> Iterator[_Server]:
-    """Redis with the same rows."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-    process = subprocess.Popen([*command, "--appendonly", "no"], stdout=subprocess.DEVNULL)
-    with _ending(process):
-        until = time.monotonic() + SETTLE_S
-        while True:
+def _by_gather(report: Report, options: argparse.Namespace, place: Path) -> None:
+    """Rows in regions, by their width and each way into the socket."""
+    budget = 64 << 20
+    random = np.random.default_rng(options.seed)
+    rows = {dim: max(options.keys, options.gather_bytes // (4 * dim)) for dim in options.dims}
+    with contextlib.ExitStack() as stack:
+        servers = {}
+        for how in GATHERS:
+            report.say(f"filling regions, to be sent by {how}")
+            # One process has a region at a time.
+            with embedrock.open(place / how, budget) as store:
+                for dim, count in rows.items():
+                    table = store.table(
+                        _of(dim), dim, count, optimizer="none", storage="pmem", capacity=count
+                    )
+                    fill(table, count)
+                store.commit(0)
             try:
-                client = socket.create_connection(("127.0.0.1", port))
-                break
-            except ConnectionRefusedError:
-                if time.monotonic() > until or process.poll() is not None:
-                    raise RuntimeError(f"{program} did not start") from None
-                time.sleep(0.05)
-        with client:
-            for keys in ranges(options.rows, 4096):
-                values = values_of(keys, options.dim)
-                pairs = zip(_names(keys), values, strict=True)
-                words = [word for name, row in pairs for word in (name, row.tobytes())]
-                client.sendall(_request(b"MSET", *words))
-                if client.recv(64) != b"+OK\r\n":
-                    raise RuntimeError(f"{program} did not take the rows")
-        yield _Server(process, port)
+                begun = embedrock_server(place / how, budget, "--gather", how)
+                servers[how] = stack.enter_context(begun)
+            except RuntimeError as error:
+                # Where io_uring is refused, its mode is.
+                report.notes.append(f"gather by {how}: {error}")
+        for dim, count in rows.items():
+            batches = [random.integers(0, count, options.keys) for _ in range(BATCHES)]
+            asked = [pulls(keys, dim, _of(dim)) for keys in batches]
+            sides = {how: (server, asked) for how, server in servers.items()}
+            requests = max(8, min(options.requests, TURN_BYTES // (4 * dim * options.keys)))
+            _contest(report, options, f"gather_{dim}", sides, 1, requests=requests)
+        for how, server in servers.items():
+            lent = int(server.info()["lent_pulls"])
+            if (lent > 0) != (how != "copy"):
+                raise RuntimeError(f"the server with --gather {how} lent rows of {lent} pulls")
 
 
-@contextlib.contextmanager
-def _ending(process: subprocess.Popen[Any]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+def _of(dim: int) -> str:
+    return f"{TABLE}_{dim}"
+
+
+def _from_disk(report: Report, options: argparse.Namespace, place: Path) -> None:
+    """Memory for a tenth of the rows: what the server, the device and the processor reach."""
+    report.say("freezing")
+    embedrock.freeze(place / "store", place / "frozen")
+    random = np.random.default_rng(options.seed)
+    batches = [random.integers(0, options.rows, options.keys) for _ in range(BATCHES)]
+    asked = [pulls(keys, options.dim) for keys in batches]
+    servers, shares = {}, {}
+    with contextlib.ExitStack() as stack:
+        for storage, path in (("log", place / "store"), ("pages", place / "frozen")):
+            with with_cache(str(path), 1 / SHARE, [(TABLE, batches[0])]) as store:
+                budget = store.stats()["budget_bytes"]
+                shares[storage] = capacity(store) / options.rows
+            servers[storage] = stack.enter_context(embedrock_server(path, budget, "--warm"))
+        reader = stack.enter_context(embedrock.open(place / "frozen", "64MiB", read_only=True))
+        sides = {storage: (server, asked) for storage, server in servers.items()}
+        before = {storage: server.counts() for storage, server in servers.items()}
+        device = partial(device_alone, reader, DEVICE_S)
+        rounds = _contest(report, options, "disk", sides, options.depth, [device])
+        after = {storage: server.counts() for storage, server in servers.items()}
+    into = report.results["disk"]
+    into["device_reads_per_s"] = rate = rounds.rate(len(sides))
+    for position, storage in enumerate(sides):
+        hits, misses, reads = (
+            after[storage][name] - before[storage][name]
+            for name in (
+                "embedrock_store_hits_total",
+                "embedrock_store_misses_total",
+                "embedrock_store_read_requests_total",
+            )
+        )
+        one = into[storage]
+        one["cached_share"] = shares[storage]
+        one["miss_rate"] = misses / (hits + misses)
+        one["reads_per_s"] = reads / (hits + misses) * rounds.rate(position)
+        one["device_share"] = one["reads_per_s"] / rate
+        one["rows_per_core_s"] = 1e6 / one["cpu_us_per_row"]
+    report.figure("pull_rows_per_core", into["log"]["rows_per_core_s"])
+    report.figure("pull_device_share", into["log"]["device_share"])
+
+
+def _contest(
+    report: Report,
+    options: argparse.Namespace,
+    name: str,
+    sides: Mapping[str, tuple[Server, Sequence[Asked]]],
+    depth: int,
+    beside: Sequence[Callable[[], Timed]] = (),
+    requests: int | None = None,
+) -> Rounds:
+    """Lets servers take turns, and ``beside`` behind them; what Redis is beaten by, too."""
+    report.say(f"{name}: {', '.join(sides)}")
+    contestants = {
+        which: Contestant(server, asked, requests or options.requests, depth)
+        for which, (server, asked) in sides.items()
+    }
+    for one in contestants.values():
+        report.results["mismatches"] += one.verify()
+    turns = [one.turn for one in contestants.values()]
+    rounds = interleave([*turns, *beside], options.rounds, options.patience)
+    report.rounds(name, rounds)
+    into = report.results.setdefault(name, {})
+    names = list(contestants)
+    for position, (which, one) in enumerate(contestants.items()):
+        into[which] = one.summary(rounds, position)
+        if "redis" in names and which != "redis":
+            into[which]["vs_redis"] = rounds.ratio(position, names.index("redis"))
+        one.socket.close()
+    return rounds

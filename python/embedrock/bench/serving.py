@@ -25,7 +25,8 @@ from embedrock.bench.rows import mismatches
 from embedrock.errors import BudgetError, MisuseError
 from embedrock.trace import Trace
 
-__all__ = ["CACHES", "LOADS", "Request", "requests_of", "serve", "turn_name"]
+__all__ = ["CACHES", "LOADS", "Request", "capacity", "device_alone", "requests_of", "serve"]
+__all__ += ["turn_name", "with_cache"]
 
 Keys = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
@@ -153,14 +154,14 @@ class _Side(contextlib.AbstractContextManager["_Side"]):
         first: Request,
         expected: Callable[[str, Keys, Floats], int],
     ) -> None:
-        self.store = _with_cache(path, share, first)
+        self.store = with_cache(path, share, first)
         self._tables = self.store.tables
         self._expected = expected
         self.mismatches = 0
         self._next = 0
         stats = self.store.stats()
         rows = _rows(self.store)
-        self.cached_share = _capacity(self.store) / rows
+        self.cached_share = capacity(self.store) / rows
         self.disk_bytes = stats["disk_bytes"]
         self.index_bytes_per_row = sum(one["index_bytes"] for one in stats["classes"]) / rows
         self.rows_per_page = [one["rows_per_page"] for one in stats["classes"]]
@@ -290,9 +291,9 @@ def _time(
     notes: list[str] = []
     names = list(sides)
     biggest = max(sides.values(), key=lambda one: one.disk_bytes).store
-    device = [partial(_device, biggest, slice_s)]
+    device = [partial(device_alone, biggest, slice_s)]
     try:
-        _device(biggest, slice_s / 100)
+        device_alone(biggest, slice_s / 100)
     except MisuseError as error:
         notes.append(f"the device's own rate is not known: {error}")
         device = []
@@ -325,7 +326,7 @@ def _of_turns(turns: Sequence[Any], device_rate: float | None) -> dict[str, Any]
     }
 
 
-def _device(store: embedrock.Store, slice_s: float) -> Timed:
+def device_alone(store: embedrock.Store, slice_s: float) -> Timed:
     """The device alone, on the pages of a store, with its page size and depth."""
     timed = Timed()
     with timed:
@@ -368,16 +369,16 @@ def _reader(path: str, budget: int, first: Request) -> embedrock.Store:
 def _least_share(path: str, first: Request) -> float:
     """The share of rows that the cache holds with the smallest budget."""
     with _reader(path, 0, first) as store:
-        return _capacity(store) / _rows(store)
+        return capacity(store) / _rows(store)
 
 
-def _with_cache(path: str, share: float, first: Request) -> embedrock.Store:
+def with_cache(path: str, share: float, first: Request) -> embedrock.Store:
     """A reader whose cache has room for a share of the rows; opening is how to find out."""
     budget = 0
     for left in reversed(range(TRIES)):
         store = _reader(path, budget, first)
         stats = store.stats()
-        wanted, found = int(share * _rows(store)), _capacity(store)
+        wanted, found = int(share * _rows(store)), capacity(store)
         if abs(found - wanted) <= wanted // 100 + 32 or not left:
             break
         each = sum(one["cache_bytes"] for one in stats["classes"]) / max(found, 1)
@@ -386,7 +387,8 @@ def _with_cache(path: str, share: float, first: Request) -> embedrock.Store:
     return store
 
 
-def _capacity(store: embedrock.Store) -> int:
+def capacity(store: embedrock.Store) -> int:
+    """Rows that its caches have room for."""
     return sum(int(one["cache_capacity"]) for one in store.stats()["classes"])
 
 

@@ -37,7 +37,7 @@ pub use page::PageLayout;
 pub use pins::{Begun, Parts};
 pub use placement::{Freeze, FreezePlan, Placement};
 pub use pmem::{
-    Region, Resize, Writer as RegionWriter, has_regions, remove_other_regions, resize,
+    LentRows, Region, Resize, Writer as RegionWriter, has_regions, remove_other_regions, resize,
     table_of_region,
 };
 pub use read::{Found, PageAddress, PageSource, Resolved, Want};

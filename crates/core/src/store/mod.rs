@@ -36,6 +36,7 @@ pub use sweeps::freeze::{
 };
 pub use sweeps::resize::{ResizeReport, ResizeTo, resize};
 pub use sweeps::scan::Scan;
+pub use verbs::views::RowViews;
 pub use window::WindowStats;
 
 use crate::config::{CommitInfo, StoreOptions, TableId, Uncommitted};

@@ -111,11 +111,16 @@ fn a_writer_without_slots_waits_for_lent_rows_and_is_refused_only_if_they_stay()
         assert_eq!(get_one(&rows, 7), Some(row(7, 9)));
         drop(rows.views(&[7]).expect("no damage").expect("room"));
         assert_eq!(bytes_of(&views, 7), Some(row(7, 1)));
+        while !views.is_wanted() {
+            assert!(begin.elapsed() < Duration::from_secs(4), "nobody waits");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         drop(views);
         waiting.join().expect("thread").expect("slots are free again");
         assert!(begin.elapsed() < Duration::from_secs(5));
     });
     let views = rows.views(&keys).expect("no damage").expect("room");
+    assert_eq!((views.is_wanted(), rows.pauses()), (false, 1));
     let refused = (11..).find_map(|version| rows.put(&[7], &row(7, version)).err());
     let error = refused.expect("it ends");
     assert_eq!(error.kind(), ErrorKind::Full);

@@ -132,6 +132,7 @@ fn text_of(call: &Call<'_>) -> Result<String, Refusal> {
         &[
             ("gather", shared.options.gather.name().to_owned()),
             ("gather_modes", plan.to_string()),
+            ("lent_pulls", metrics.lent_pulls.get().to_string()),
             ("zero_copy_sends", metrics.zero_copy_sends.get().to_string()),
             ("zero_copy_copied", metrics.zero_copy_copied.get().to_string()),
         ],

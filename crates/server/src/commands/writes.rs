@@ -149,7 +149,8 @@ pub(super) fn commit(call: &mut Call<'_>) -> Outcome {
 fn begin(call: &mut Call<'_>) -> Outcome {
     check_writable(call)?;
     if call.pulls.is_waited_for(call.connection) {
-        let rows = call.pulls.read(&call.shared.store);
+        // No rows are lent, or the change could wait for them.
+        let rows = call.pulls.read(&call.shared.store, None);
         call.shared.metrics.rows_read.inc_by(rows);
     }
     Ok(())

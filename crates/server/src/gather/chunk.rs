@@ -2,7 +2,7 @@
 
 use super::{Piece, RowViews};
 use std::fmt;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a chunk takes beside its bytes.
 const CHUNK_BYTES: usize = 96;
@@ -44,6 +44,11 @@ impl Views {
         self.count * self.row_bytes
     }
 
+    /// Whether a writer waits for room that the rows may hold.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.rows.is_wanted()
+    }
+
     /// The bytes behind the first `skip`, a piece for each row.
     fn pieces(&self, skip: usize) -> impl Iterator<Item = Piece<'_>> {
         let first = skip / self.row_bytes;
@@ -59,6 +64,15 @@ impl Views {
                 }
             }
         })
+    }
+}
+
+/// Rows that were given back.
+struct NoRows;
+
+impl RowViews for NoRows {
+    fn row(&self, _: usize) -> Option<&[AtomicU64]> {
+        None
     }
 }
 
@@ -90,11 +104,24 @@ impl Chunk {
     /// Where the bytes behind the first `skip` lie.
     pub(crate) fn pieces(&self, skip: usize) -> impl Iterator<Item = Piece<'_>> {
         let bytes = self.as_bytes().map(|bytes| &bytes[skip..]).filter(|bytes| !bytes.is_empty());
-        let views = match self {
-            Self::Views(views) => Some(views.pieces(skip)),
-            _ => None,
-        };
+        let views = self.views().map(|views| views.pieces(skip));
         bytes.map(Piece::Bytes).into_iter().chain(views.into_iter().flatten())
+    }
+
+    /// The rows that it lends.
+    pub(crate) fn views(&self) -> Option<&Views> {
+        match self {
+            Self::Views(views) => Some(views),
+            _ => None,
+        }
+    }
+
+    /// Gives the rows back that it lends. Nothing of it is sent any more.
+    pub(crate) fn without_rows(mut self) -> Self {
+        if let Self::Views(views) = &mut self {
+            views.rows = Box::new(NoRows);
+        }
+        self
     }
 
     /// Whether it is to be sent without a copy.
@@ -119,8 +146,11 @@ impl Chunk {
             + match self {
                 Self::Text(bytes) => bytes.capacity(),
                 Self::Rows(values, ..) => values.capacity() * size_of::<f32>(),
-                // Rows that are lent are the storage's memory.
-                Self::Views(views) => (views.initial.capacity() + views.missing.capacity()) * 4,
+                // Rows that are lent are the storage's memory; where they lie takes a word each.
+                Self::Views(views) => {
+                    let missing = (views.initial.capacity() + views.missing.capacity()) * 4;
+                    views.count * WORD_BYTES + missing
+                }
             }
     }
 }

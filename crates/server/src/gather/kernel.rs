@@ -3,7 +3,7 @@
 //! [`Message::send`] returns when the kernel has copied. [`ZeroCopy::send`] returns before that:
 //! the kernel keeps the pages until the other side has acknowledged them, and tells by a
 //! completion, also after the socket was closed. Until then a [`ZeroCopy`] keeps what it was given
-//! to hold. One thread has one; it never blocks.
+//! to hold. One thread sends with it, and it never blocks.
 
 #![expect(unsafe_code, reason = "the kernel takes raw addresses, also of memory that others write")]
 
@@ -148,6 +148,21 @@ impl<H> ZeroCopy<H> {
         self.flights.iter().flatten().map(|(held, _)| held)
     }
 
+    /// The same, to be changed.
+    pub(crate) fn in_flight_mut(&mut self) -> impl Iterator<Item = &mut H> {
+        self.flights.iter_mut().flatten().map(|(held, _)| held)
+    }
+
+    /// What it reads no more, and that was not reaped.
+    pub(crate) fn landed_mut(&mut self) -> impl Iterator<Item = &mut H> {
+        self.landed.iter_mut()
+    }
+
+    /// Learns what the kernel has done with. Any thread may.
+    pub(crate) fn settle(&mut self) {
+        self.take_answers(|_, _| {});
+    }
+
     /// Sends some of a message. What is sent must stay as it is until the kernel is done with it:
     /// `hold` gives what keeps the first bytes of the message so, and is given their number.
     /// `WouldBlock` when the socket takes nothing now. Where the kernel cannot send so, it copies.
@@ -209,7 +224,7 @@ impl<H> ZeroCopy<H> {
 
     /// Gives back what the kernel has done with since the last call.
     pub(crate) fn reap(&mut self, landed: impl FnMut(H)) {
-        self.take_answers(|_, _| {});
+        self.settle();
         self.landed.drain(..).for_each(landed);
     }
 

@@ -8,7 +8,6 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -94,6 +93,7 @@ pub fn measure(pull: &Pull<'_>) -> io::Result<Costs> {
         side.set_read_timeout(Some(STALL))?;
     }
     let reply_bytes = Reply::bytes(pull);
+    let near = Arc::new(near);
     let mut serving = Serving { pull, near, gatherer, output: Output::default(), idle: None };
     let mut samples: Vec<(Way, Vec<Cost>)> = ways.iter().map(|way| (*way, Vec::new())).collect();
     std::thread::scope(|scope| {
@@ -170,7 +170,7 @@ fn ask(
 /// The side that serves.
 struct Serving<'a> {
     pull: &'a Pull<'a>,
-    near: TcpStream,
+    near: Arc<TcpStream>,
     gatherer: Gatherer,
     output: Output,
     idle: Option<Vec<f32>>,
@@ -185,7 +185,7 @@ impl Serving<'_> {
             for (way, costs) in &mut *samples {
                 let (cpu, begin, before) = (cpu_seconds(), Instant::now(), self.gatherer.counts());
                 for keys in batches.by_ref().take(pulls) {
-                    self.near.read_exact(&mut [0])?;
+                    (&*self.near).read_exact(&mut [0])?;
                     self.reply(*way, keys)?;
                 }
                 let after = self.gatherer.counts();
@@ -232,8 +232,9 @@ impl Serving<'_> {
             }
         }
         let mut free = |rows| *idle = Some(rows);
+        let mut sending = gatherer.begin();
         while !output.is_empty() {
-            match gatherer.send(near.as_fd(), (0, 0), output).0 {
+            match sending.send(near, (0, 0), output).0 {
                 Ok(count) => output.take(count, &mut free),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     output.copy_views();
@@ -246,6 +247,7 @@ impl Serving<'_> {
                 Err(error) => return Err(error),
             }
         }
+        drop(sending);
         gatherer.land(|_, _, chunks: Vec<Chunk>| {
             chunks.into_iter().for_each(|chunk| output.end_lent(chunk, &mut free));
         });
@@ -294,6 +296,14 @@ impl Pool {
 impl RowSource for Pool {
     fn views(&self, keys: &[u64]) -> io::Result<Option<Box<dyn RowViews>>> {
         let (words, row_words, keys) = (self.words.clone(), self.row_words, keys.to_vec());
+        // Rows that are lent were read, to be verified.
+        let mut row = vec![0; row_words];
+        for key in &keys {
+            let words = &words[*key as usize * row_words..][..row_words];
+            let words = words.iter().map(|word| word.load(Ordering::Relaxed));
+            row.iter_mut().zip(words).for_each(|(to, word)| *to = word);
+            std::hint::black_box(&row);
+        }
         Ok(Some(Box::new(PoolViews { words, row_words, keys })))
     }
 

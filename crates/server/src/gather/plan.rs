@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 const KEYS: usize = 500;
 /// Bytes of the rows that are measured: 16 to 2,048 values.
 const ROW_BYTES: [usize; 5] = [64, 256, 1024, 4096, 8192];
-/// Time for each of them; together with what it takes to begin, less than 200 ms.
+/// Time for each of them, and where rows may be lent; together with what it takes to begin, less
+/// than 200 ms.
 const PATIENCE: Duration = Duration::from_millis(20);
+const PATIENCE_WITH_VIEWS: Duration = Duration::from_millis(35);
 /// A mode is taken instead of copies if it takes at most this part of their processor time, and no
 /// more time from request to last byte.
 const GAIN: f64 = 0.9;
@@ -72,6 +74,10 @@ pub(crate) struct Plan {
     fixed: Option<Mode>,
     /// Bytes of a row, and what a reply of 500 of them is sent with: ascending.
     measured: Vec<(usize, Mode)>,
+    /// Bytes of a row, and what such rows are sent with where they can be lent: ascending.
+    lent: Vec<(usize, Mode)>,
+    /// Whether rows can be sent from where they lie.
+    has_views: bool,
     /// Why nothing was measured.
     reason: Option<String>,
 }
@@ -79,27 +85,30 @@ pub(crate) struct Plan {
 impl Plan {
     /// One mode for all.
     pub(crate) fn fixed(mode: Mode) -> Self {
-        Self { fixed: Some(mode), measured: Vec::new(), reason: None }
+        let (measured, lent) = (Vec::new(), Vec::new());
+        Self { fixed: Some(mode), measured, lent, has_views: true, reason: None }
     }
 
-    /// Does what a server is told; where that is to measure, it takes less than 200 ms.
+    /// Does what a server is told; where that is to measure, it takes less than 200 ms. `may_lend`
+    /// tells whether there are tables whose rows can be lent, or may come to be some.
     ///
     /// *Errors*: `Unsupported` for zero-copy sends that the kernel does not have.
-    pub(crate) fn new(gather: Gather, is_tls: bool) -> Result<Self> {
+    pub(crate) fn new(gather: Gather, is_tls: bool, may_lend: bool) -> Result<Self> {
         if gather == Gather::Auto && is_tls {
             return Ok(Self::unmeasured("TLS".to_owned()));
         }
         // A ring that ends interrupts system calls of the thread that made it, once: not the
         // caller's.
         let builder = std::thread::Builder::new().name("serve-gather".to_owned());
-        let chosen = builder.spawn(move || Self::choose(gather));
+        let chosen = builder.spawn(move || Self::choose(gather, may_lend));
         let chosen = chosen.map_err(|error| Error::os("start a thread that measures", error))?;
-        chosen.join().unwrap_or_else(|_| {
+        let chosen = chosen.join().unwrap_or_else(|_| {
             Err(Error::new(ErrorKind::Poisoned, "the thread that measures sends has panicked"))
-        })
+        });
+        Ok(Self { has_views: !is_tls, ..chosen? })
     }
 
-    fn choose(gather: Gather) -> Result<Self> {
+    fn choose(gather: Gather, may_lend: bool) -> Result<Self> {
         let zero_copy = ZeroCopy::<()>::new();
         match gather {
             Gather::Fixed(Mode::ZeroCopy) if zero_copy.is_err() => {
@@ -115,7 +124,7 @@ impl Plan {
             Gather::Fixed(mode) => Ok(Self::fixed(mode)),
             Gather::Auto => Ok(match zero_copy {
                 Err(error) => Self::unmeasured(format!("no zero-copy sends: {error}")),
-                Ok(_) => Self::measured().unwrap_or_else(|error| {
+                Ok(_) => Self::measured(may_lend).unwrap_or_else(|error| {
                     Self::unmeasured(format!("sends over loopback fail: {error}"))
                 }),
             }),
@@ -126,13 +135,16 @@ impl Plan {
         Self { reason: Some(reason), ..Self::fixed(Mode::Copy) }
     }
 
-    /// Measures replies of rows that were copied there: what every storage has.
-    fn measured() -> std::io::Result<Self> {
-        let (mut measured, begin) = (Vec::with_capacity(ROW_BYTES.len()), Instant::now());
+    /// Measures replies of rows that were copied there, what every storage has, and of rows that
+    /// are lent, if there may be some.
+    fn measured(may_lend: bool) -> std::io::Result<Self> {
+        let (mut measured, mut lent, begin) = (Vec::new(), Vec::new(), Instant::now());
+        let patience = if may_lend { PATIENCE_WITH_VIEWS } else { PATIENCE };
         for row_bytes in ROW_BYTES {
             // On a machine that is busy with other things there is no time for the last ones.
-            if begin.elapsed() > PATIENCE * ROW_BYTES.len() as u32 {
+            if begin.elapsed() > patience * ROW_BYTES.len() as u32 {
                 measured.push((row_bytes, Mode::Copy));
+                lent.extend(may_lend.then_some((row_bytes, Mode::Copy)));
                 continue;
             }
             let pool = Pool::new(row_bytes);
@@ -141,19 +153,20 @@ impl Plan {
                 source: &pool as &dyn RowSource,
                 row_bytes,
                 batches: &batches,
-                has_views: false,
-                patience: PATIENCE,
+                has_views: may_lend,
+                patience,
                 check: None,
             })?;
             measured.push((row_bytes, best(&costs)));
+            lent.extend(may_lend.then(|| (row_bytes, best_lent(&costs))));
         }
-        Ok(Self { fixed: None, measured, reason: None })
+        Ok(Self { fixed: None, measured, lent, has_views: true, reason: None })
     }
 
     /// Whether threads need a ring for zero-copy sends.
     pub(crate) fn has_zero_copy(&self) -> bool {
         self.fixed == Some(Mode::ZeroCopy)
-            || self.measured.iter().any(|(_, mode)| *mode == Mode::ZeroCopy)
+            || self.measured.iter().chain(&self.lent).any(|(_, mode)| *mode == Mode::ZeroCopy)
     }
 
     /// Whether a reply of so many bytes, of rows that were copied there, is lent to the kernel.
@@ -162,28 +175,57 @@ impl Plan {
         let measured = self.measured.iter().take_while(at_most).last();
         self.fixed.or(measured.map(|(_, mode)| *mode)) == Some(Mode::ZeroCopy)
     }
+
+    /// How rows of so many bytes are sent whose storage lends them; `Copy`: they are not lent.
+    pub(crate) fn of_views(&self, row_bytes: usize) -> Mode {
+        if !self.has_views {
+            return Mode::Copy;
+        }
+        let measured = self.lent.iter().take_while(|(bytes, _)| *bytes <= row_bytes).last();
+        self.fixed.or(measured.map(|(_, mode)| *mode)).unwrap_or(Mode::Copy)
+    }
+}
+
+/// Whether a way is taken instead of copies.
+fn pays(copy: &Cost, other: &Cost) -> bool {
+    other.cpu_seconds <= copy.cpu_seconds * GAIN && other.seconds <= copy.seconds
 }
 
 /// What is cheapest of what can be done with a copy in the reply.
 fn best(costs: &Costs) -> Mode {
-    let copy = &costs.copy;
-    let is_cheaper =
-        |cost: &Cost| cost.cpu_seconds <= copy.cpu_seconds * GAIN && cost.seconds <= copy.seconds;
     match &costs.lent_reply {
-        Some(cost) if is_cheaper(cost) => Mode::ZeroCopy,
+        Some(cost) if pays(&costs.copy, cost) => Mode::ZeroCopy,
         _ => Mode::Copy,
     }
 }
 
+/// What is cheapest for rows that can be lent; `Copy` also where that is to lend the reply.
+fn best_lent(costs: &Costs) -> Mode {
+    let ways = [
+        (Mode::Copy, costs.lent_reply),
+        (Mode::Vectored, costs.vectored),
+        (Mode::ZeroCopy, costs.zero_copy),
+    ];
+    let ways = ways.into_iter().filter_map(|(mode, cost)| Some((mode, cost?)));
+    let paying = ways.filter(|(_, cost)| pays(&costs.copy, cost));
+    let cheapest = paying.min_by(|(_, a), (_, b)| a.cpu_seconds.total_cmp(&b.cpu_seconds));
+    cheapest.map_or(Mode::Copy, |(mode, _)| mode)
+}
+
 impl fmt::Display for Plan {
-    /// As in `64:copy 256:copy 1024:zerocopy`, or one mode for all.
+    /// As in `64:copy 256:copy 1024:zerocopy`, for rows that can be lent
+    /// `, pmem 64:copy 256:vectored 1024:copy`, or one mode for all.
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(mode) = self.fixed {
             to.write_str(mode.name())?;
         }
-        for (number, (row_bytes, mode)) in self.measured.iter().enumerate() {
-            let space = if number == 0 { "" } else { " " };
-            write!(to, "{space}{row_bytes}:{}", mode.name())?;
+        let words = |modes: &[(usize, Mode)]| {
+            let words = modes.iter().map(|(bytes, mode)| format!("{bytes}:{}", mode.name()));
+            words.collect::<Vec<_>>().join(" ")
+        };
+        to.write_str(&words(&self.measured))?;
+        if !self.lent.is_empty() {
+            write!(to, ", pmem {}", words(&self.lent))?;
         }
         match &self.reason {
             Some(reason) => write!(to, " ({})", reason.replace(['\r', '\n'], " ")),
@@ -199,12 +241,21 @@ mod tests {
     #[test]
     fn a_plan_says_for_each_reply_whether_it_is_lent() {
         let measured = vec![(64, Mode::Copy), (256, Mode::ZeroCopy), (1024, Mode::Copy)];
-        let plan = Plan { fixed: None, measured, reason: None };
+        let lent = vec![(64, Mode::Copy), (256, Mode::Vectored), (1024, Mode::ZeroCopy)];
+        let plan = Plan { fixed: None, measured, lent, has_views: true, reason: None };
         let lent = |row_bytes: usize| plan.of_reply(row_bytes * KEYS);
         let sizes = [1, 64, 255, 256, 1023, 1024, 8192];
         assert_eq!(sizes.map(lent), [false, false, false, true, true, false, false]);
         assert!(plan.has_zero_copy());
-        assert_eq!(plan.to_string(), "64:copy 256:zerocopy 1024:copy");
+        let modes = "64:copy 256:zerocopy 1024:copy, pmem 64:copy 256:vectored 1024:zerocopy";
+        assert_eq!(plan.to_string(), modes);
+        let (copy, vectored) = (Mode::Copy, Mode::Vectored);
+        let expected = [copy, copy, copy, vectored, vectored, Mode::ZeroCopy, Mode::ZeroCopy];
+        assert_eq!(sizes.map(|row_bytes| plan.of_views(row_bytes)), expected);
+        // Over TLS all is encrypted on its way.
+        let encrypted = Plan { has_views: false, ..Plan::fixed(vectored) };
+        assert_eq!(encrypted.of_views(1024), copy);
+        assert_eq!(Plan::fixed(vectored).of_views(1), vectored);
         assert!(Plan::fixed(Mode::ZeroCopy).of_reply(1));
         assert!(!Plan::fixed(Mode::Copy).of_reply(1 << 30));
     }
@@ -219,6 +270,20 @@ mod tests {
         assert_eq!(chosen(0.89, 2.0), Mode::ZeroCopy);
         assert_eq!(chosen(0.91, 1.0), Mode::Copy);
         assert_eq!(chosen(0.5, 2.1), Mode::Copy);
+        let lent = |reply, vectored, zero_copy| {
+            let [reply, vectored, zero_copy] = [reply, vectored, zero_copy].map(|c| cost(c, 2.0));
+            let (lent_reply, vectored) = (Some(reply), Some(vectored));
+            best_lent(&Costs {
+                copy: cost(1.0, 2.0),
+                lent_reply,
+                vectored,
+                zero_copy: Some(zero_copy),
+            })
+        };
+        assert_eq!(lent(0.95, 0.95, 0.95), Mode::Copy);
+        assert_eq!(lent(0.8, 0.7, 0.75), Mode::Vectored);
+        assert_eq!(lent(0.8, 0.7, 0.6), Mode::ZeroCopy);
+        assert_eq!(lent(0.6, 0.7, 0.75), Mode::Copy);
     }
 
     #[test]
@@ -233,9 +298,11 @@ mod tests {
     #[test]
     fn all_sizes_are_measured_in_a_moment() {
         let begin = Instant::now();
-        let plan = Plan::new(Gather::Auto, false).unwrap();
+        let plan = Plan::new(Gather::Auto, false, true).unwrap();
         // 200 ms where nothing else runs.
         assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
         assert_eq!(plan.measured.len(), ROW_BYTES.len(), "{plan}");
+        assert_eq!(plan.lent.len(), ROW_BYTES.len(), "{plan}");
+        assert!(Plan::new(Gather::Auto, false, false).unwrap().lent.is_empty());
     }
 }

@@ -15,7 +15,7 @@ mod sweep;
 
 pub use place::{has_regions, region_name, remove_other_regions, table_of_region};
 pub use recovery::PmemRecovery;
-pub use region::{Region, Writer};
+pub use region::{LentRows, Region, Writer};
 pub use resize::{Resize, resize};
 
 use super::{

@@ -8,14 +8,21 @@ use super::place::Place;
 use super::rehome::Rehoming;
 use super::told;
 use crate::error::{Result, bail};
-use embedrock_pmem::{Durability, Geometry, Mapped, Rows};
+use embedrock_pmem::{Durability, Geometry, Mapped, RowViews, Rows};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long no rows are lent out once a writer had to wait for row slots.
+const LENDS_AGAIN: Duration = Duration::from_secs(5);
+
+/// Rows of a region where they lie.
+pub type LentRows = RowViews<Mapped>;
 
 /// The rows of a table on persistent memory, and what is counted of them.
 pub struct Region {
-    pub(super) rows: Rows<Mapped>,
+    pub(super) rows: Arc<Rows<Mapped>>,
     /// The table's name, for messages.
     name: String,
     /// Rows that there are.
@@ -33,6 +40,8 @@ pub struct Region {
     sweeps: AtomicU64,
     moving: Mutex<()>,
     pub(super) rehoming: Rehoming,
+    /// Writers that had to wait for row slots, as far as it is noticed, and when the last was.
+    shortage: Mutex<(u64, Option<Instant>)>,
     /// The process that opened it: a forked child leaves it alone.
     pid: u32,
 }
@@ -51,7 +60,7 @@ impl Region {
     fn over(rows: Rows<Mapped>, place: &Place<'_>, has_commit: bool) -> Arc<Self> {
         Arc::new(Self {
             count: AtomicU64::new(rows.count()),
-            rows,
+            rows: Arc::new(rows),
             name: place.name.to_owned(),
             is_unsure: AtomicBool::new(false),
             written: AtomicU64::new(0),
@@ -61,6 +70,7 @@ impl Region {
             sweeps: AtomicU64::new(0),
             moving: Mutex::new(()),
             rehoming: Rehoming::default(),
+            shortage: Mutex::default(),
             pid: std::process::id(),
         })
     }
@@ -134,6 +144,23 @@ impl Region {
         };
         let visited = self.rows.visit(keys, bytemuck::cast_slice_mut(row), each);
         visited.map_err(|error| self.named(error))
+    }
+
+    /// Lends rows out where they lie, each verified. `None` where too many batches are lent, and
+    /// for a while after writers had to wait for row slots.
+    pub fn views(&self, keys: &[u64]) -> Result<Option<LentRows>> {
+        if self.is_short() {
+            return Ok(None);
+        }
+        self.rows.views(keys).map_err(|error| self.named(error))
+    }
+
+    fn is_short(&self) -> bool {
+        let (pauses, mut shortage) = (self.rows.pauses(), self.shortage.lock());
+        if shortage.0 != pauses {
+            *shortage = (pauses, Some(Instant::now()));
+        }
+        shortage.1.is_some_and(|noticed| noticed.elapsed() < LENDS_AGAIN)
     }
 
     /// Which keys have a row. No row is read.

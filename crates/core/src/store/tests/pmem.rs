@@ -99,3 +99,94 @@ fn announced_keys_of_such_tables_are_not_read_ahead() {
         assert_eq!(store.stats().unwrap().classes[0].resident_rows, 0);
     });
 }
+
+#[test]
+fn lent_rows_are_those_of_get_and_stay_whatever_is_written_meanwhile() {
+    with_pmem(|| {
+        let store = Store::open_on(Arc::new(SimMedium::new(1)), options(1 << 20)).unwrap();
+        // Optimizer state lies behind the values.
+        let tables = [OptimizerKind::Sgd, OptimizerKind::Adam].map(|kind| {
+            let table = store.table(&spec(kind.name(), Some(100), kind)).unwrap();
+            let keys: Vec<u64> = (0..100).step_by(3).collect();
+            let values: Vec<f32> = (0..keys.len() * DIM).map(|i| i as f32).collect();
+            store.put(&[put_of(table, &keys, &values)]).unwrap();
+            table
+        });
+        let keys: Vec<u64> = (0..100).rev().chain([3, 3, 4]).collect();
+        let got = tables.map(|table| {
+            let mut values = vec![0.0; keys.len() * DIM];
+            let batch =
+                GetBatch { table, keys: &keys, values: (&mut values[..]).into(), state: None };
+            store.get(&mut [batch]).unwrap();
+            values
+        });
+        let views = store.view(&tables.map(|table| (table, &keys[..]))).unwrap().expect("lent");
+        for table in tables {
+            store.put(&[put_of(table, &[3, 4, 9], &[-1.0; 3 * DIM])]).unwrap();
+            store.delete(table, &[6]).unwrap();
+        }
+        store.close().unwrap();
+        for (views, got) in views.iter().zip(&got) {
+            assert_eq!((views.len(), views.row_bytes()), (103, DIM * 4));
+            let mut initial = views.missing().iter().zip(views.initial().chunks_exact(DIM));
+            for (at, expected) in got.chunks_exact(DIM).enumerate() {
+                let Some(words) = views.row(at) else {
+                    assert_eq!(initial.next(), Some((&(at as u32), expected)), "key {}", keys[at]);
+                    continue;
+                };
+                let words = words.iter().map(|word| word.load(Ordering::Relaxed));
+                let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).take(DIM * 4).collect();
+                assert_eq!(bytemuck::pod_collect_to_vec::<u8, f32>(&bytes), expected);
+                assert!(keys[at].is_multiple_of(3));
+            }
+            assert_eq!((initial.next(), views.missing().len()), (None, 67));
+        }
+    });
+}
+
+#[test]
+fn rows_that_are_not_float32_in_mapped_memory_are_not_lent() {
+    with_pmem(|| {
+        let store = Store::open_on(Arc::new(SimMedium::new(1)), options(1 << 20)).unwrap();
+        let of = |name: &str, change: fn(&mut TableSpec)| {
+            let mut spec = spec(name, Some(100), OptimizerKind::Sgd);
+            change(&mut spec);
+            store.table(&spec).unwrap()
+        };
+        let lent = of("lent", |_| ());
+        let half = of("half", |spec| spec.dtype = Dtype::Float16);
+        let log = of("log", |spec| spec.storage = StorageKind::Log);
+        let view = |tables: &[TableId]| {
+            let batches: Vec<(TableId, &[u64])> = tables.iter().map(|t| (*t, &[1][..])).collect();
+            store.view(&batches).unwrap().map(|views| views.len())
+        };
+        assert_eq!((view(&[]), view(&[lent, lent])), (Some(0), Some(2)));
+        assert_eq!((view(&[half]), view(&[lent, log])), (None, None));
+        let error = store.view(&[(lent, &[100])]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::KeyRange);
+    });
+}
+
+#[test]
+fn nothing_is_lent_for_a_while_once_a_writer_had_to_wait_for_lent_rows() {
+    with_pmem(|| {
+        let store = Store::open_on(Arc::new(SimMedium::new(1)), options(1 << 20)).unwrap();
+        let table = store.table(&spec("t", Some(100), OptimizerKind::Sgd)).unwrap();
+        let keys: Vec<u64> = (0..100).collect();
+        let views = store.view(&[(table, &keys)]).unwrap().expect("lent");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Many times the row slots of the region.
+                for version in 0..40 {
+                    store.put(&[put_of(table, &keys, &[version as f32; 100 * DIM])]).unwrap();
+                }
+            });
+            while !views[0].is_wanted() {
+                std::thread::yield_now();
+            }
+            assert!(store.view(&[(table, &keys)]).unwrap().is_none());
+            drop(views);
+        });
+        assert!(store.view(&[(table, &keys)]).unwrap().is_none());
+    });
+}

@@ -1,4 +1,5 @@
-//! What verbs do: get and put, update, and how a batch visits rows in DRAM and on storage.
+//! What verbs do: get and put, update, views of rows, and how a batch visits rows in DRAM and on
+//! storage.
 
 pub(in crate::store) mod direct;
 pub(in crate::store) mod get_put;
@@ -6,3 +7,4 @@ mod hot;
 pub(in crate::store) mod misses;
 pub(in crate::store) mod rows;
 mod update;
+pub(in crate::store) mod views;
