@@ -136,7 +136,7 @@ fn lent_rows_are_those_of_get_and_stay_whatever_is_written_meanwhile() {
                 };
                 let words = words.iter().map(|word| word.load(Ordering::Relaxed));
                 let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).take(DIM * 4).collect();
-                assert_eq!(bytemuck::pod_collect_to_vec::<u8, f32>(&bytes), expected);
+                assert_eq!(bytes, bytemuck::cast_slice::<f32, u8>(expected));
                 assert!(keys[at].is_multiple_of(3));
             }
             assert_eq!((initial.next(), views.missing().len()), (None, 67));
