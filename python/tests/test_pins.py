@@ -189,6 +189,7 @@ def test_a_full_store_names_what_pins_keep(tmp_path: Path) -> None:
             store.commit(step)
         for first in range(0, 4000, 500):
             table.put(np.arange(first, first + 500), np.full((500, 16), 7, np.float32))
+        store.commit(300)
 
 
 def test_rows_that_are_durable_by_update_are_not_pinned(tmp_path: Path) -> None:
