@@ -10,6 +10,7 @@ PYTHON ?= python3
 VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
+ADAPTERS := $(CURDIR)/.cache/adapters
 # The look-ahead window's threads have what time others leave: its tests run alone.
 AHEAD := $(wildcard python/tests/test_*lookahead*.py) $(addprefix python/tests/,\
 	test_announcing.py test_pipeline.py test_prefetch.py test_store_window.py)
@@ -26,7 +27,7 @@ export CARGO_INCREMENTAL ?= 0
 export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(BIN)/python
 
-.PHONY: help setup demo docs pages test contests built-tests check check-rust check-python tsan \
+.PHONY: help setup demo docs pages test contests adapters built-tests check check-rust check-python tsan \
 	torture planted bench peers wheel format lock clean
 
 help: ## List these targets
@@ -43,22 +44,28 @@ docs: setup $(STAMPS)/docs ## Build the site into .cache/site
 pages: $(STAMPS)/uv ## Bring examples and tables of results into the pages, and wrap wide lines
 	$(BIN)/python scripts/pages.py
 
-RUST_TESTS := cargo test --locked --workspace --exclude embedrock-python --all-features
+RUST_TESTS := cargo test --locked --workspace --exclude embedrock-python \
+	--exclude embedrock-partbench --all-features
 # What runs side by side keeps two cores busy: compilers and checks have moments with one thread.
 # Tests of Rust and of Python do not: the look-ahead window's threads have what time others leave.
 # Both wait for the disk and for processes that they begin, so there are more of them than cores.
+# What a file makes once for its tests is made by one worker (python/conftest.py).
 BESIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 test: ## Run the checks, build the site, run the tests: Rust, Python, documented examples
 	@echo "Checks, the site and the build of the tests run side by side and print when they are done."
 	$(BESIDE) check docs built-tests
 	RUST_TEST_THREADS=4 $(RUST_TESTS)
-	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=20 \
+	$(BIN)/python -m pytest -n 3 --dist loadscope --durations=20 \
 		$(AHEAD:%=--ignore=%) $(RULES:%=--ignore=%) $(LONG:%=--ignore=%)
 	$(BIN)/python -m pytest --durations=10 $(AHEAD)
 
 contests: setup ## Run the tests of the benchmarks that train: ten minutes
 	$(BIN)/python -m pytest $(LONG)
+
+adapters: setup $(ADAPTERS)/.installed ## Run the tests beside the libraries that Embedrock adapts to
+	PYTHONPATH=python $(ADAPTERS)/bin/python -m pytest python/tests/adapters python/embedrock/adapters
+	PYTHONPATH=python $(ADAPTERS)/bin/python -m pytest python/tests/test_examples.py -k "hf_ or lightning or on_a_graph"
 
 built-tests: $(STAMPS)/uv
 	$(RUST_TESTS) --no-run
@@ -67,7 +74,8 @@ check: check-rust check-python ## Formatting, lints, types, links, and the rules
 
 check-rust: $(STAMPS)/uv
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets --all-features -- -D warnings
+	@# With the profile of the tests both use the same macros and build scripts.
+	cargo clippy --locked --workspace --all-targets --all-features --profile test -- -D warnings
 
 check-python: setup
 	$(BIN)/ruff check
@@ -123,12 +131,18 @@ format: setup ## Format Rust and Python sources
 	$(BIN)/ruff check --fix-only --quiet
 	$(BIN)/ruff format
 
+# The others bring frameworks, which only `make adapters` installs.
+DEV_EXTRAS := arrow kafka parquet plots torch zstd
+
 lock: $(STAMPS)/uv ## Resolve the dependencies anew and write the locked lists
 	echo uv | $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 \
 		--generate-hashes --no-header --output-file requirements/uv.txt -
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 \
-		--generate-hashes --no-header --all-extras --group dev \
+		--generate-hashes --no-header $(DEV_EXTRAS:%=--extra %) --group dev \
 		--output-file requirements/dev.txt pyproject.toml
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 \
+		--generate-hashes --no-header --all-extras --group dev --group adapters \
+		--constraint requirements/dev.txt --output-file requirements/adapters.txt pyproject.toml
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 \
 		--generate-hashes --no-header --group docs --constraint requirements/dev.txt \
 		--output-file requirements/docs.txt
@@ -153,6 +167,11 @@ $(STAMPS)/dependencies: requirements/dev.txt $(STAMPS)/uv
 
 $(STAMPS)/docs: requirements/docs.txt $(STAMPS)/dependencies
 	$(BIN)/uv pip install --compile-bytecode --require-hashes -r $<
+	@touch $@
+
+$(ADAPTERS)/.installed: requirements/adapters.txt $(STAMPS)/uv
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(ADAPTERS)
+	$(BIN)/uv pip install --python $(ADAPTERS)/bin/python --require-hashes -r $<
 	@touch $@
 
 $(STAMPS)/wheel: requirements/wheel.txt $(STAMPS)/uv

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,39 @@ import pytest
 
 import embedrock
 
+# A module of an adapter cannot be imported, and so has no examples to run, without its library.
+_NEEDS = {
+    "hf.py": "transformers",
+    "lightning.py": "pytorch_lightning",
+    "pyg": "torch_geometric",
+    "pykeen.py": "pykeen",
+}
+collect_ignore = [
+    f"embedrock/adapters/{name}"
+    for name, library in _NEEDS.items()
+    if importlib.util.find_spec(library) is None
+]
+
 # A shell that starts tests in the background has them ignore Ctrl-C, and some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of a file that makes something once go to one worker; others go where there is time."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if _makes_once(config.rootpath / file) else nodeid
+
+    return Scheduling(config, log)
+
+
+@cache
+def _makes_once(file: Path) -> bool:
+    return 'scope="module"' in file.read_text(encoding="utf-8")
 
 
 @pytest.fixture

@@ -299,8 +299,9 @@ class Store:
     def len(self, /, table: TableId) -> int:
         """How many keys of the table are written and not deleted."""
 
-    def scan(self, /, table: TableId) -> Scan:
-        """Starts an iteration over the written rows of the table."""
+    def scan(self, /, table: TableId, stored: bool = False) -> Scan:
+        """Starts an iteration over the written rows of the table; `stored` wants them in the order
+        of storage, each page once, where that is another one than that of ids."""
 
     def digest(self, /, table: TableId, progress: _Progress | None = None) -> int:
         """A hash of all written rows, values and state, independent of their order."""

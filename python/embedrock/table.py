@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Table", "UpdateReport"]
 
+_SEEN_BYTES = 8192
+"""Of bits that are looked through at once: 65,536 ids."""
+
 T = TypeVar("T")
 Function = Callable[[Floats, Floats], "Floats | tuple[Floats, Floats] | None"]
 
@@ -477,28 +480,36 @@ class Table:
 
     @overload
     def items(
-        self, batch_size: int = 65536, *, state: Literal[False] = False
+        self, batch_size: int = 65536, *, state: Literal[False] = False, unwritten: bool = False
     ) -> Iterator[tuple[npt.NDArray[np.int64], Floats]]: ...
 
     @overload
     def items(
-        self, batch_size: int = 65536, *, state: Literal[True]
+        self, batch_size: int = 65536, *, state: Literal[True], unwritten: bool = False
     ) -> Iterator[tuple[npt.NDArray[np.int64], Floats, Floats]]: ...
 
     def items(
-        self, batch_size: int = 65536, *, state: bool = False
+        self, batch_size: int = 65536, *, state: bool = False, unwritten: bool = False
     ) -> Iterator[tuple[npt.NDArray[Any], ...]]:
         """Every written row once, in batches, in the engine's order.
+
+        Rows that were never written, or were deleted, are left out: training has not touched them.
+        With ``unwritten=True`` those of a dense table follow behind the others, as ``get`` reads
+        them, so that every id comes once; the written ones then come in the order of storage, each
+        page being read once. ``Embedding.topk`` ranks these same rows.
 
         Shapes: yields ``keys (B,) int64, values (B, embedding_dim) float32`` and, with
         ``state=True``, ``state (B, state_words) float32``; ``B`` is at most ``batch_size``. Keys of
         2**63 and above appear negative; ``keys.view(np.uint64)`` turns them back.
 
-        Errors: ``MisuseError`` when the table was written to since the iteration began.
+        Errors: ``MisuseError`` when the table was written to since the iteration began, and for
+        ``unwritten`` rows of a growing table, which are without end; ``FullError`` where changed
+        rows have no room on the disk.
 
-        Blocking: reads the table once, page after page; changed rows of a growing table are written
-        to the disk first, without a commit. Until the iteration of a growing table ends, or its
-        iterator is gone, disk that other tables' updates release is not used again.
+        Blocking: reads the table, page after page. Changed rows of a growing table, and with
+        ``unwritten=True`` of any, are written to the disk first, without a commit; until such an
+        iteration ends, or its iterator is gone, disk that other tables' updates release is not used
+        again.
 
         >>> table.put([3], np.ones((1, 4), np.float32))
         >>> for keys, values in table.items():
@@ -506,10 +517,16 @@ class Table:
         [3] (1, 4)
         """
         most, state = whole("batch_size", batch_size, 1), flag("state", state)
+        if flag("unwritten", unwritten) and self._num_embeddings is None:
+            raise MisuseError(
+                f"unwritten=True, but table {self._name!r} grows: its keys that were never written "
+                f"are without end; get reads those that you name"
+            )
         self._store._listeners.before()
         # The arrays of a batch hold no more than there is.
-        scan = self._store._core.scan(self._handle)
-        return self._batches(scan, min(most, max(len(self), 1)), state)
+        scan = self._store._core.scan(self._handle, stored=unwritten)
+        written = self._batches(scan, min(most, max(len(self), 1)), state)
+        return self._with_unwritten(written, most, state) if unwritten else written
 
     def keys(self, batch_size: int = 65536) -> Iterator[npt.NDArray[np.int64]]:
         """Every written key once, in batches of at most ``batch_size``, as int64.
@@ -551,6 +568,28 @@ class Table:
                 return
             found = (keys[:count].view(np.int64), values[:count])
             yield found if states is None else (*found, states[:count])
+
+    def _with_unwritten(
+        self, written: Iterator[tuple[npt.NDArray[Any], ...]], batch_size: int, state: bool
+    ) -> Iterator[tuple[npt.NDArray[Any], ...]]:
+        """Written rows, then those of all other ids: a bit for each id says which were there."""
+        size = self._num_embeddings
+        assert size is not None
+        seen = np.zeros(-(-size // 8), np.uint8)
+        for found in written:
+            ids = found[0]
+            np.bitwise_or.at(seen, ids >> 3, np.left_shift(1, ids & 7).astype(np.uint8))
+            yield found
+        left = np.empty(0, np.int64)
+        for begin in range(0, len(seen), _SEEN_BYTES):
+            bits = np.unpackbits(seen[begin : begin + _SEEN_BYTES], bitorder="little")
+            ids = 8 * begin + np.flatnonzero(bits[: size - 8 * begin] == 0)
+            left = np.concatenate([left, ids])
+            last = begin + _SEEN_BYTES >= len(seen)
+            while len(left) >= batch_size or (last and len(left)):
+                part, left = left[:batch_size], left[batch_size:]
+                rows = self.get(part, state=True) if state else (self.get(part),)
+                yield (part, *rows)
 
     def _new_values(self, keys: Keys, dtype: Any) -> tuple[Any, npt.NDArray[Any]]:
         """New values of a dtype as the caller gets them, and as the engine fills them."""

@@ -7,13 +7,13 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import embedrock
+import withtorch
 from clicklogs import movielens_folder
 from embedrock import cli
 from trainings import digests
@@ -26,14 +26,7 @@ class Terminal:
 
     def __init__(self, command: list[str]) -> None:
         self._ours, theirs = pty.openpty()
-        self.process = subprocess.Popen(
-            command,
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-            preexec_fn=_take_terminal,
-        )
+        self.process = withtorch.Process(command, terminal=theirs)
         os.close(theirs)
         self.seen = ""
 
@@ -67,13 +60,6 @@ class Terminal:
         return bool(data)
 
 
-def _take_terminal() -> None:
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
 @pytest.fixture
 def terminals() -> Iterator[list[Terminal]]:
     opened: list[Terminal] = []
@@ -100,19 +86,13 @@ def arguments(folder: Path, store: str, *more: str) -> list[str]:
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "embedrock.cli", *command],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    return withtorch.run(["-m", "embedrock.cli", *command])
 
 
 def test_ctrl_c_commits_the_step_and_the_resumed_run_ends_with_the_same_bits(
     tmp_path: Path, terminals: list[Terminal], capsys: pytest.CaptureFixture[str]
 ):
-    command = [sys.executable, "-m", "embedrock.cli"]
+    command = ["-m", "embedrock.cli"]
     terminal = Terminal([*command, *arguments(tmp_path, "stopped", "--epochs", "100000")])
     terminals.append(terminal)
     terminal.wait_for("training: ")
@@ -179,7 +159,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_second_ctrl_c_leaves_at_once_at_the_last_commit(
     tmp_path: Path, terminals: list[Terminal]
 ):
-    command = [sys.executable, "-c", STUCK]
+    command = ["-c", STUCK]
     more = ["--epochs", "100000", "--commit-every", "1"]
     terminal = Terminal([*command, *arguments(tmp_path, "store", *more)])
     terminals.append(terminal)

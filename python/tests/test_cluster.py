@@ -19,6 +19,8 @@ import embedrock
 from clusters import BUCKETS, Trio, cluster, free_ports
 from embedrock.errors import IoError, KeyRangeError, MisuseError, NonFiniteError, NotFoundError
 from embedrock.remote import buckets_of
+from embedrock.remote.nodes import Map
+from embedrock.remote.routed import RoutedWire
 from embedrock.remote.wire import Refused, Wire
 from servers import serving, start
 from test_server import DIM, Reordered, rows_of
@@ -475,3 +477,43 @@ def test_redis_cli_follows_to_the_server_that_has_a_row(whole: Path, readers: Tr
     command = [cli, "-c", "-p", str(readers.ports["a"]), "GET", "user:{0900}:900"]
     done = subprocess.run(command, capture_output=True, check=True, timeout=30)
     assert done.stdout == row + b"\n"
+
+
+class Elsewhere:
+    """A server, and all that is known of its cluster: it says that others have the keys."""
+
+    address = ("10.0.0.1", 6380)
+    is_broken = False
+
+    def map(self) -> Map:
+        return Map([self.address], np.zeros(1024, np.intp))
+
+    def is_dense(self, _: bytes) -> bool:
+        return True
+
+    def learn(self, _: object) -> Map:
+        raise IoError("cannot connect: server 10.0.0.2:6380")
+
+    def lend(self, _: object) -> Elsewhere:
+        return self
+
+    def take_back(self, *_: object, is_usable: bool) -> None:
+        pass
+
+    def send(self, *_: object) -> None:
+        pass
+
+    def reply(self) -> None:
+        raise Refused("MOVED 17 :6380")
+
+
+def test_keys_that_are_elsewhere_name_the_server_that_said_so() -> None:
+    """It was ":0" where the server did not say who has them."""
+    nodes: Any = Elsewhere()
+    wire = RoutedWire(nodes)
+    wire.send(b"EMB.PUSH", b"user", np.arange(2).tobytes(), np.ones(4, np.float32).tobytes())
+    with pytest.raises(IoError) as caught:
+        wire.reply()
+    said = str(caught.value)
+    assert said.startswith("cannot connect: server 10.0.0.2:6380; EMB.PUSH was made by no server")
+    assert said.endswith("server 10.0.0.1:6380 (2 keys) refused it: MOVED 17 :6380")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import embedrock
+import withtorch
 from embedrock import cli
 from embedrock.data.batch import Position
 from embedrock.data.csv import Columns, Csv
@@ -182,8 +183,7 @@ TRAIN += ["--batch-size", "256", "--epochs", "2"]
 
 
 def train(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "embedrock.cli", *TRAIN, *more]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+    return withtorch.run(["-m", "embedrock.cli", *TRAIN, *more], cwd=folder)
 
 
 # One label and five columns could not be trained: Criteo's, Avazu's and MovieLens's files alone.

@@ -133,7 +133,7 @@ def test_malformed_batches_are_named(store: embedrock.Store, change: Any, messag
     ("tables", "message"),
     [
         ([Config("a", 2), Config("a", 2)], "table 'a' occurs twice"),
-        ([Config("a", 2, ["x"]), Config("b", 2, ["x"])], "feature 'x' occurs twice"),
+        ([Config("a", 2, ["x", "x"])], "table 'a': feature 'x' occurs twice"),
         ([Config("a", 2, "xyz")], "expected a list of names"),
         ([Config("a", 2, mode="median")], "mode is 'median'"),
         (["a"], "tables hold 'a'"),

@@ -58,6 +58,20 @@ def test_dense_parameters_are_those_that_are_not_rows(model: Any) -> None:
     assert [id(p) for p in nn.dense_parameters(model)] == [id(p) for p in before]
 
 
+def test_an_optimizer_that_takes_waiting_rows_is_warned_of(model: Any) -> None:
+    def make_all() -> None:
+        torch.optim.Adam(nn.dense_parameters(model))
+        optim.SGD(model, lr=0.1)
+
+    torch.optim.Adam(model.parameters())
+    model(BATCH).sum().backward()
+    make_all()
+    with pytest.warns(UserWarning, match=r"Adam was given the rows of table 'ads'.*dense_param"):
+        torch.optim.Adam(model.parameters())
+    optim.SGD(model, lr=0.1).zero_grad()
+    torch.optim.Adam(model.parameters())
+
+
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, pickle.dumps])
 def test_modules_and_optimizers_cannot_be_copied(model: Any, duplicate: Any) -> None:
     optimizer = optim.SGD(model, lr=0.1)

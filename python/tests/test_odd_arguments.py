@@ -237,6 +237,7 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         lambda w: {"table": w.dense, "path": w.new_path().with_suffix(".npy")},
     ),
     "weights.load": (lambda w: weights.load, lambda w: {"table": w.table, "source": rows(w)}),
+    "weights.to_arrow": (lambda w: weights.to_arrow, lambda w: {"table": w.table}),
     "weights.to_torch": (lambda w: weights.to_torch, lambda w: {"table": w.dense}),
     "nn.Embedding": (
         lambda w: nn.Embedding,
@@ -258,6 +259,19 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         ),
         lambda w: {"name": "new f", "embedding_dim": 4},
     ),
+    "nn.convert": (
+        lambda w: nn.convert,
+        lambda w: {
+            "model": torch.nn.Sequential(torch.nn.Embedding(50, 4)),
+            "store": w.store,
+            "prefix": f"converted {next(w.numbers)} ",
+        },
+    ),
+    "nn.deferred": (
+        lambda w: lambda min_rows: entered(nn.deferred(min_rows)),
+        lambda w: {"min_rows": 1},
+    ),
+    "nn.by_reference": (lambda w: nn.by_reference, lambda w: {}),
     "nn.loading_dense_only": (lambda w: nn.loading_dense_only, lambda w: {}),
     "nn.dense_parameters": (lambda w: nn.dense_parameters, lambda w: {"model": w.model}),
     "nn.read_together": (
@@ -267,6 +281,32 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
     "nn.rows_modules": (lambda w: nn.rows_modules, lambda w: {"model": w.model}),
     "Embedding.forward": (lambda w: w.embedding, lambda w: {"input": torch.tensor([1])}),
     "Embedding.keys_of": (lambda w: w.embedding.keys_of, lambda w: {"input": torch.tensor([1])}),
+    "nn.sampled_logits": (
+        lambda w: nn.sampled_logits,
+        lambda w: {"module": w.embedding, "hidden": torch.zeros(2, 4), **sampled_arguments()},
+    ),
+    "nn.tied": (
+        lambda w: (
+            lambda module, inputs, targets, negatives, hidden: nn.tied(
+                module, inputs, targets, negatives
+            )[1](hidden)
+        ),
+        lambda w: {
+            "module": w.embedding,
+            "inputs": torch.tensor([1]),
+            "targets": torch.tensor([1, 2]),
+            "negatives": torch.tensor([3, 4, 5]),
+            "hidden": torch.zeros(2, 4),
+        },
+    ),
+    "Embedding.scores": (
+        lambda w: w.embedding.scores,
+        lambda w: {"queries": torch.zeros(2, 4), "ids": [1, 2]},
+    ),
+    "Embedding.topk": (
+        lambda w: w.embedding.topk,
+        lambda w: {"queries": torch.zeros(2, 4), "k": 3, "exclude": [[1], [2]], "ids": [1, 2]},
+    ),
     "EmbeddingBag.forward": (lambda w: w.bag, lambda w: bag_arguments()),
     "EmbeddingBag.keys_of": (lambda w: w.bag.keys_of, lambda w: bag_arguments()),
     "EmbeddingBagCollection.forward": (lambda w: w.bags, lambda w: features_arguments()),
@@ -355,12 +395,23 @@ def follower(world: World) -> follow.Follower:
     return follow.Follower(world.store, follow.LogReader(log_of(world)), start="begin")
 
 
+def entered(context: Any) -> None:
+    with context:
+        pass
+
+
 def bag_arguments() -> Arguments:
     return {
         "input": torch.tensor([1, 2]),
         "offsets": torch.tensor([0]),
         "per_sample_weights": torch.ones(2),
     }
+
+
+def sampled_arguments() -> Arguments:
+    of_ids = torch.zeros(2), torch.zeros(3)
+    ids = {"targets": torch.tensor([1, 2]), "negatives": torch.tensor([3, 4, 5])}
+    return {**ids, "log_expected": of_ids, "mask_hits": True}
 
 
 def features_arguments() -> Arguments:
@@ -374,7 +425,7 @@ def recorded(world: World) -> Recording:
     return recording
 
 
-CALLED = ("progress", "function", "keys_of", "closure", "stop", "on_bad")
+CALLED = ("progress", "function", "keys_of", "closure", "stop", "on_bad", "select")
 """Parameters whose own errors reach the caller as they are."""
 
 # What stands for parameters without a fixed name.
@@ -561,6 +612,7 @@ NOT_MADE_BY_CALLERS = {
     "Table",
     "nn.ReadTogether",
     "nn.RowsModule",
+    "nn.TopK",
     "nn.Jagged",
     "optim.RowOptimizer",
     "follow.Followed",

@@ -6,8 +6,6 @@ import contextlib
 import itertools
 import math
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from windows import RecordingWindow
 torch = pytest.importorskip("torch")
 
 import embedrock  # noqa: E402
+import withtorch  # noqa: E402
 from embedrock import LookaheadLoader, Pipeline, nn, optim  # noqa: E402
 from embedrock.errors import ClosedError, KeyRangeError, MisuseError, NonFiniteError  # noqa: E402
 from embedrock.pipeline.announcing import Announcing  # noqa: E402
@@ -676,16 +675,14 @@ with embedrock.open(sys.argv[1], memory="64MiB", max_disk_bytes=100 << 20) as st
 
 def test_ctrl_c_ends_a_program_with_a_pipeline(tmp_path: Path) -> None:
     path = tmp_path / "ahead"
-    with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as child:
-        assert child.stdout is not None
+    with (
+        (tmp_path / "errors").open("w") as file,
+        withtorch.Process(["-c", SCRIPT, str(path)], errors=file) as child,
+    ):
         assert child.stdout.readline() == "ready\n"
         child.send_signal(signal.SIGINT)
-        _, errors = child.communicate(timeout=60)
+        child.wait(60)
+    errors = (tmp_path / "errors").read_text()
     assert "KeyboardInterrupt" in errors
     assert "Traceback" in errors and child.returncode != 0
     with embedrock.open(path, memory="64MiB") as store:
@@ -698,12 +695,7 @@ def test_a_program_that_fails_within_the_loop_ends(tmp_path: Path) -> None:
         .replace("with embedrock.open(", "store = embedrock.open(")
         .replace(") as store:\n", ")\nif True:\n")
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "ahead")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = withtorch.run(["-c", script, str(tmp_path / "ahead")])
     assert "ZeroDivisionError" in done.stderr and done.returncode == 1
 
 

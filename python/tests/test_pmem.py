@@ -30,6 +30,7 @@ from embedrock.errors import (
     UnsupportedError,
 )
 from rows import numbered
+from servers import serving
 
 #: Rows that are durable with each update and tables that no commit has are what this is about.
 pytestmark = pytest.mark.filterwarnings("ignore::embedrock.UncommittedWarning")
@@ -618,3 +619,16 @@ os.close(ask)
 assert os.waitpid(child, 0)[1] == 0
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_second_server_says_which_tables_it_does_not_serve(path: Path) -> None:
+    with embedrock.open(path, "16MiB") as store:
+        store.table("t", 4, 10, storage="pmem")
+        store.table("other", 4, 10, optimizer="none").put([1], np.ones((1, 4), np.float32))
+        store.commit(1)
+    with serving(path) as first, serving(path) as second:
+        rows = embedrock.connect(second.url)["other"].get([1])
+        assert rows.tolist() == [[1.0] * 4]
+        said = second.stop()
+        assert "table 't' is not served: " in said and "another one" in said
+        assert "is not served" not in first.stop()

@@ -194,6 +194,11 @@ def test_a_table_that_is_made_at_a_server_is_there_after_its_end(empty: Path) ->
                 (b"new", {}, "'new' without embedding_dim"),
                 (b"new", {"embedding_dim": 0}, "embedding_dim"),
                 (b"new", {"embedding_dim": 2, "width": 3}, "unknown field `width`"),
+                (
+                    b"new",
+                    {"embedding_dim": 2, "storage": "pages"},
+                    "which `embedrock freeze` writes",
+                ),
                 (b"new", {"embedding_dim": 2, "optimizer": "adamax"}, "unknown variant `adamax`"),
                 (b"new", b"{", "EOF while parsing"),
                 (b"new", b"\xff", "JSON is no UTF-8"),
@@ -205,6 +210,27 @@ def test_a_table_that_is_made_at_a_server_is_there_after_its_end(empty: Path) ->
         served.stop()
     with embedrock.open(empty, "64MiB", read_only=True) as store:
         assert [*store.tables] == ["ads", "plain", "named"] and store.step == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"rounding": ""}, {"storage": ""}, {"storage": "tape"}, {"capacity": 0}, {"dtype": "int2"}],
+)
+def test_tables_of_a_server_refuse_the_arguments_that_a_store_here_refuses(
+    wrong: dict[str, Any], empty: Path, tmp_path: Path
+) -> None:
+    """An empty text was no text at all to a server."""
+    said = []
+    with (
+        serving(empty) as served,
+        embedrock.connect(served.url) as remote,
+        embedrock.open(tmp_path / "here.store", "16MiB") as here,
+    ):
+        for store in (remote, here):
+            with pytest.raises(MisuseError, match=next(iter(wrong))) as caught:
+                store.table("fresh", 4, **wrong)
+            said.append(str(caught.value))
+    assert said[0] == said[1]
 
 
 def test_a_server_that_reads_gives_inference_and_makes_no_table(

@@ -46,6 +46,7 @@ SCHEMA: dict[str, Any] = {
         "address": TEXT,
         "tls": YES,
         "writable": YES,
+        "pinned": YES,
         "threads": SIZE,
         "process_id": SIZE,
         "uptime_s": NUMBER,

@@ -25,7 +25,7 @@ from embedrock.errors import (
     NonFiniteError,
     PoisonedError,
 )
-from embedrock.training import job
+from embedrock.training import stored
 from embedrock.training.options import Recipe, TrainOptions
 from embedrock.training.trainer import Trainer
 from trainings import digests, options_of, stops_after, train
@@ -545,7 +545,7 @@ def test_a_store_is_made_in_an_empty_directory_that_may_be_written_to(
     options = criteo(tmp_path)
     options.store.mkdir()
     monkeypatch.setattr(
-        job.os, "access", lambda place, _: (Path(place) == options.store) == writable
+        stored.os, "access", lambda place, _: (Path(place) == options.store) == writable
     )
     if writable:
         train(options)

@@ -9,7 +9,6 @@ import math
 import re
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 
 import embedrock
+import withtorch
 from clicklogs import criteo_file
 from embedrock import cli
 from embedrock.errors import FullError, MisuseError
@@ -235,8 +235,7 @@ def command_of(options: TrainOptions, *more: str) -> list[str]:
 
 
 def troubled(trouble: str, options: TrainOptions, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", TROUBLED, trouble, *command_of(options, *more)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return withtorch.run(["-c", TROUBLED, trouble, *command_of(options, *more)])
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from embedrock.errors import (
     NonFiniteError,
     NotFoundError,
 )
-from embedrock.weights import files
+from embedrock.weights import blocks, files
 
 N, DIM = 100, 4
 
@@ -38,7 +38,7 @@ def dense(store: embedrock.Store) -> embedrock.Table:
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_BLOCK_BYTES", 7 * DIM * 4)  # 15 blocks, the last one short
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 7 * DIM * 4)  # 15 blocks, the last one short
 
 
 def write_safetensors(path: Path, arrays: dict[str, tuple[str, Any]]) -> Path:
@@ -232,13 +232,13 @@ def test_table_that_changes_during_its_export_is_reported(
     table: embedrock.Table, rows: Any, tmp_path: Path
 ) -> None:
     table.put(np.arange(N), rows)
-    other = files._contents
+    other = blocks._contents
 
-    def shrunk(table: embedrock.Table, total: int) -> Any:
-        return list(other(table, total))[:-1]
+    def shrunk(table: embedrock.Table, total: int, state: bool) -> Any:
+        return list(other(table, total, state))[:-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "_contents", shrunk)
+        patch.setattr(blocks, "_contents", shrunk)
         with pytest.raises(embedrock.EmbedrockError, match="100 rows when its export began"):
             weights.export(table, tmp_path / "a.npy")
     assert not (tmp_path / "a.npy").exists()

@@ -22,7 +22,13 @@ def options_of(data_format: str, data: Path, store: Path, given: dict[str, Any])
     named = {*recipe, *({"pipeline", "staleness_bound"} & rest.keys())}
     chosen = {"given": frozenset(named), "commit_every": 3, "threads": 1, "memory": "64MiB"}
     recipe_of_format = Recipe.of_format(data_format, recipe)
-    return TrainOptions(data, data_format, store, recipe_of_format, **{**chosen, **rest})
+    return TrainOptions(
+        data=data,
+        format=data_format,
+        store=store,
+        recipe=recipe_of_format,
+        **{**chosen, **rest},
+    )
 
 
 def train(options: TrainOptions) -> dict[str, Any]:

@@ -392,10 +392,14 @@ impl Store {
         py.detach(|| self.0.len(table)).or_raise(py)
     }
 
-    /// Starts an iteration over the written rows of the table.
-    fn scan(&self, py: Python<'_>, table: PyRef<'_, TableId>) -> PyResult<Scan> {
+    /// Starts an iteration over the written rows of the table; `stored` wants them in the order of
+    /// storage, each page once, where that is another one than that of ids.
+    #[pyo3(signature = (table, stored=false))]
+    fn scan(&self, py: Python<'_>, table: PyRef<'_, TableId>, stored: bool) -> PyResult<Scan> {
         let table = table.0;
-        let scan = py.detach(|| self.0.scan(table)).or_raise(py)?;
+        let begin =
+            if stored { embedrock_core::Store::scan_stored } else { embedrock_core::Store::scan };
+        let scan = py.detach(|| begin(&self.0, table)).or_raise(py)?;
         Ok(Scan::new(self.0.clone(), scan))
     }
 

@@ -63,14 +63,12 @@ impl Monitors {
     pub(crate) fn run(mut self, shared: &Arc<Shared>) -> io::Result<()> {
         let mut events = Events::with_capacity(EXCHANGES_MAX + 1);
         let mut may_accept = true;
-        loop {
+        // Asked behind every accept: that may have taken the connection which was to tell.
+        while !shared.is_stopping.load(Ordering::Acquire) {
             let is_busy = !may_accept || self.exchanges.iter().any(Option::is_some);
             match self.poll.poll(&mut events, is_busy.then_some(LOOK)) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 polled => polled?,
-            }
-            if shared.is_stopping.load(Ordering::Acquire) {
-                return Ok(());
             }
             for Token(number) in events.iter().map(mio::event::Event::token) {
                 self.go_on(shared, number);
@@ -82,6 +80,7 @@ impl Monitors {
             }
             may_accept = self.accept(shared);
         }
+        Ok(())
     }
 
     /// Accepts those that wait, as far as there is room. False when some may wait still.

@@ -25,6 +25,9 @@ const IDLE_BUFFERS: usize = 256;
 /// Pulls of more keys are copied: what one call of the kernel takes is a small part of them.
 const LENT_KEYS_MAX: usize = 4096;
 
+/// Parts that are lent in a turn; others are copied. A region lends 512 batches to all threads.
+const LENT_PARTS_MAX: usize = 64;
+
 /// How rows are replied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
@@ -222,10 +225,13 @@ impl Pulls {
     /// Chooses how rows that can be lent are sent.
     fn choose(&mut self, plan: &Plan) {
         let pulls = self.requests[self.read..].iter().filter(|r| r.form == Form::Pull);
+        let mut lent = 0;
         for request in pulls {
             for part in &mut self.parts[request.parts.clone()] {
-                if part.lends && (1..=LENT_KEYS_MAX).contains(&part.keys.len()) {
+                let can_be = part.lends && (1..=LENT_KEYS_MAX).contains(&part.keys.len());
+                if can_be && lent < LENT_PARTS_MAX {
                     part.mode = plan.of_views(part.dim * size_of::<f32>());
+                    lent += usize::from(!part.is_copied());
                 }
             }
         }

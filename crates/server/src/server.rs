@@ -87,6 +87,7 @@ impl Server {
             cluster,
             metrics: Metrics::new(),
             moves: RwLock::new(()),
+            queued: Arc::default(),
             connections: AtomicUsize::new(0),
             is_stopping: AtomicBool::new(false),
             begun: Instant::now(),

@@ -2,6 +2,7 @@
 
 use crate::catalog::Catalog;
 use crate::cluster::Cluster;
+use crate::commands::Queued;
 use crate::gather::{Loans, Plan};
 use crate::hot::HotSets;
 use crate::metrics::Metrics;
@@ -12,6 +13,7 @@ use crate::timer::{Done, Job};
 use embedrock_core::Store;
 use parking_lot::{Mutex, RwLock};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
@@ -36,6 +38,8 @@ pub(crate) struct Shared {
     /// the store moves to another commit. Taken before the locks of the store that verbs take.
     pub(crate) moves: RwLock<()>,
     pub(crate) metrics: Metrics,
+    /// Memory of requests that wait for `EXEC`.
+    pub(crate) queued: Arc<Queued>,
     /// Connections that are open.
     pub(crate) connections: AtomicUsize,
     /// Whether the server is about to end.

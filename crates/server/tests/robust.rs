@@ -4,8 +4,8 @@
 mod common;
 
 use common::*;
-use embedrock_core::config::StoreOptions;
-use embedrock_core::{NonFinite, PutBatch, Store};
+use embedrock_core::config::{StoreOptions, TableSpec};
+use embedrock_core::{NonFinite, PutBatch, StorageKind, Store};
 use embedrock_server::{Options, Server};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -269,6 +269,40 @@ fn a_full_disk_is_told_to_who_writes_and_all_others_are_served() {
 }
 
 #[test]
+fn a_full_region_is_told_to_who_writes_and_all_others_are_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = filled(&folder);
+    let small = TableSpec { storage: StorageKind::Pmem, capacity: Some(4), ..spec("small", None) };
+    store.table(&small).unwrap();
+    let server = Server::start(store, options()).unwrap();
+    let (mut pusher, mut other) = (Client::new(&server), Client::new(&server));
+    let rows = |keys: &[u64]| bytes(&keys.iter().flat_map(|key| row(2, *key)).collect::<Vec<_>>());
+    let mut push = |keys: &[u64]| pusher.call(&[b"EMB.PUSH", b"small", &packed(keys), &rows(keys)]);
+    assert!(matches!(push(&[1, 2, 3]), Reply::Array(_)));
+    let refused = push(&[3, 4, 5]);
+    for words in ["FULL ", "'small'", "for 4", "embedrock resize STORE 'small' --capacity 5"] {
+        assert!(refused.error().contains(words), "{words} is not in {refused:?}");
+    }
+    // Nothing of it was taken, what fits is taken on, and other tables know nothing of it.
+    assert_eq!(other.say("EMB.PULL small 3 4 5"), other.say("EMB.PULL small 3 98 99"));
+    assert!(matches!(push(&[3, 4]), Reply::Array(_)));
+    assert_eq!(pulled(&other.say("EMB.PULL small 4")), (vec![], row(2, 4)));
+    assert_eq!(other.call(&[b"SET", b"user:1", &bytes(&row(0, 1))]), ok());
+    let gradients = bytes(&[1.0; 2 * DIM]);
+    let update = |name: &[u8], keys: &[u64]| -> Vec<Vec<u8>> {
+        let keys = packed(keys);
+        let said: [&[u8]; 6] = [b"EMB.UPDATE", name, &keys, &gradients, b"LR", b"1"];
+        said.map(<[u8]>::to_vec).to_vec()
+    };
+    let mut say =
+        |said: Vec<Vec<u8>>| other.call(&said.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    assert!(say(update(b"small", &[1, 77])).error().starts_with("FULL "));
+    assert!(matches!(say(update(b"user", &[1, 2])), Reply::Array(_)));
+    assert!(matches!(other.say("EMB.COMMIT"), Reply::Array(_)));
+    server.stop().unwrap();
+}
+
+#[test]
 fn a_client_of_tls_is_told_that_the_server_does_not_encrypt() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(filled(&folder), options()).unwrap();
@@ -308,4 +342,42 @@ fn what_a_browser_sends_runs_no_command() {
         assert!(!said.contains("+OK"), "{said}");
     }
     assert_eq!(Client::new(&server).say("GET user:2").bulk(), bytes(&row(0, 2)));
+}
+
+// Each connection was bounded, and ten thousand of them were not.
+#[test]
+fn queues_of_all_connections_together_are_bounded() {
+    const QUEUES: usize = 16;
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { max_request_bytes: 4096, ..options() };
+    let server = Server::start(filled(&folder), options).unwrap();
+    let large = vec![b'x'; 3900];
+    let queued = || Reply::Simple("QUEUED".into());
+    let fill = |client: &mut Client| {
+        assert_eq!(client.say("MULTI"), ok());
+        client.call(&[b"ECHO", &large])
+    };
+    let mut clients: Vec<Client> = (0..QUEUES).map(|_| Client::new(&server)).collect();
+    clients.iter_mut().for_each(|client| assert_eq!(fill(client), queued()));
+    let mut late = Client::new(&server);
+    let refused = fill(&mut late);
+    assert!(refused.error().starts_with("ERR more than 65536 bytes between MULTI"), "{refused:?}");
+    assert!(refused.error().contains("larger --max-request-bytes"), "{refused:?}");
+    assert_eq!(late.say("PING"), queued());
+    assert!(late.say("EXEC").error().starts_with("EXECABORT "));
+    // One ends with its transaction, one by giving it up, one with its connection, one by an error.
+    assert_eq!(clients[0].say("EXEC"), Reply::Array(vec![Reply::Bulk(large.clone())]));
+    assert_eq!(clients[1].say("DISCARD"), ok());
+    drop(clients.swap_remove(2));
+    assert!(clients[3].say("NONE").error().starts_with("ERR unknown command"));
+    let mut others: Vec<Client> = (0..4).map(|_| Client::new(&server)).collect();
+    for client in &mut others {
+        let until = Instant::now() + Duration::from_secs(20);
+        // A connection that was closed is noticed a moment later.
+        while fill(client) != queued() {
+            assert!(Instant::now() < until, "the room of a queue did not come back");
+            assert_eq!(client.say("DISCARD"), ok());
+        }
+    }
+    assert!(fill(&mut late).error().contains("of all connections"));
 }

@@ -157,6 +157,18 @@ fn the_page_allows_itself_alone_and_its_numbers_follow_the_load() {
     assert!(rest["history"]["unix_s"].as_array().unwrap().len() <= 1);
 }
 
+#[test]
+fn the_status_says_whether_the_commit_is_pinned() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = served(&folder);
+    let is_pinned = || json(&server, "/status.json")["server"]["pinned"].as_bool();
+    assert_eq!(is_pinned(), Some(false));
+    say(&server, &[b"EMB.SWITCH", b"7"]);
+    until("the switch is told", || is_pinned() == Some(true));
+    say(&server, &[b"EMB.REFRESH"]);
+    until("the refresh is told", || is_pinned() == Some(false));
+}
+
 // One connection at a time was served: a browser's spare ones held up all others for two seconds
 // each.
 #[test]

@@ -44,7 +44,9 @@ BENCHES = {
     "prefetch": "reading within the bound of staleness, and looking ahead beyond it",
     "race": "one trace on this and other stores, against the device's own rate",
     "lookahead": "what it is worth to know the next batches",
+    "kge": "knowledge graphs trained out of core and in memory: filtered ranks, and their speed",
     "demo": "training a DLRM to the end, and its speed: out of core, in memory, plain PyTorch",
+    "gnn": "graph neural networks with rows at a tenth of their memory, beside all in memory",
     "loops": "what speed to expect, by training, memory, and what else computes",
 }
 """Every bench by name, and what it measures."""

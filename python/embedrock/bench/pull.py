@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -84,6 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gather-bytes", type=int, default=32 << 20, help="bytes of the rows of each region"
     )
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each measurement")
+    parser.add_argument(
+        "--tmpfs", type=Path, default=Path("/dev/shm"), help="where regions are made"
+    )
     parser.add_argument(
         "--redis-server", default="redis-server", help="the program to compare with"
     )
@@ -184,7 +188,8 @@ def _by_gather(report: Report, options: argparse.Namespace, place: Path) -> None
         for how in GATHERS:
             report.say(f"filling regions, to be sent by {how}")
             # One process has a region at a time.
-            with embedrock.open(place / how, budget) as store:
+            regions = stack.enter_context(tempfile.TemporaryDirectory(dir=options.tmpfs))
+            with embedrock.open(place / how, budget, pmem_path=regions) as store:
                 for dim, count in rows.items():
                     table = store.table(
                         _of(dim), dim, count, optimizer="none", storage="pmem", capacity=count

@@ -39,9 +39,9 @@ from embedrock.cli import (
     unpin,
 )
 from embedrock.errors import BudgetError, BudgetWarning, EmbedrockError
+from embedrock.training.interrupt import EXIT_INTERRUPTED
 
 EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130
 _MEMORY = re.compile(r'\bmemory="?([^"\s;,]+)"?')
 """A budget as messages name it to Python's users."""
 

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from embedrock.cli import output
-from embedrock.errors import EmbedrockError, MisuseError
+from embedrock.errors import EmbedrockError, LockedError, MisuseError
 
 _LOOK_S = 0.5
 """How often a thread of the server is looked for that has ended by itself."""
@@ -191,6 +191,7 @@ def run(arguments: argparse.Namespace) -> int:
         ) as store:
             if arguments.warm:
                 store.warm()
+            _tell_of_regions(store)
             server = _core.Server(
                 store._core,
                 arguments.listen,
@@ -222,6 +223,16 @@ def run(arguments: argparse.Namespace) -> int:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return 0
+
+
+def _tell_of_regions(store: Any) -> None:
+    """Says which tables no client will get rows of: another process has their regions."""
+    for name, table in store.tables.items():
+        if table.storage == "pmem":
+            try:
+                table.get([0])
+            except LockedError as error:
+                _say(f"embedrock: table {name!r} is not served: {error}")
 
 
 def _setter(stop: threading.Event) -> Any:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from embedrock.cli import output
+from embedrock.training.interrupt import EXIT_INTERRUPTED
 
 _EXIT_FAILED = 1
-_EXIT_INTERRUPTED = 130
 # Between the first seeds of two runs, one second apart: more than a second can run.
 _SEEDS_PER_SECOND = 10_000
 # Options that the run itself reads.
@@ -119,7 +119,7 @@ def _run(options: list[str], seed: int, file: TextIO | None) -> int:
         file.truncate(0)
         file.write(json.dumps(report, indent=2) + "\n")
     if report["stopped"] and not report["failures"]:
-        return _EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
     return 0 if report["good"] else _EXIT_FAILED
 
 

@@ -8,13 +8,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from embedrock.cli import output
+from embedrock.cli import output, train_graph
+from embedrock.cli.train_run import run_options, run_to_its_end
 from embedrock.data.csv import Columns
 from embedrock.errors import MisuseError
+from embedrock.models.registry import MODELS, described
+from embedrock.training.graph_recipes import MODELS as GRAPH_MODELS
 from embedrock.training.options import FORMATS, OPTIMIZERS
-
-EXIT_INTERRUPTED = 130
-_MODELS = ("dlrm",)
 
 
 def add(commands: Any) -> argparse.ArgumentParser:
@@ -23,17 +23,32 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "train",
         help="train a model on your data, tables on storage",
         description=(
-            "Trains a click model on a file. Tables live in the store with only --memory of them "
-            "in DRAM. Ctrl-C finishes the step, commits and exits with status 130; a second one "
-            "leaves at once. With --resume the run goes on at its last commit, in the middle of "
-            "the data, and ends with the same bits as a run that never stopped."
+            "Trains a model of clicks on a file, or of a knowledge graph. Tables live in the store "
+            "with only --memory of them in DRAM. Ctrl-C finishes the step, commits and exits with "
+            "status 130; a second one leaves at once. With --resume the run goes on at its last "
+            "commit, in the middle of the data, and ends with the same bits as a run that never "
+            "stopped."
         ),
         epilog=(
             "example: embedrock train --data clicks.tsv.gz --format criteo --memory 10% "
             "--store clicks.store"
         ),
     )
-    command.add_argument("--model", choices=_MODELS, default="dlrm", help="the model (dlrm)")
+    command.add_argument(
+        "--model",
+        choices=(*MODELS, *GRAPH_MODELS),
+        help=f"the model (dlrm); docs/models.md has their papers; {', '.join(GRAPH_MODELS)} are of "
+        "knowledge graphs, see below",
+    )
+    command.add_argument(
+        "--model-option",
+        dest="model_options",
+        action="append",
+        type=_option,
+        metavar="NAME=VALUE",
+        help="an option of the model, more than once for several. "
+        + ". ".join(described(kind) for kind in MODELS.values()),
+    )
     command.add_argument(
         "--data",
         type=Path,
@@ -44,10 +59,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--format",
         choices=FORMATS,
-        required=True,
-        help="criteo: lines of label, 13 integers, 26 hex tokens; avazu: the csv with a header of "
-        "Kaggle's training set; movielens: ratings; csv: text of your own with a header, or "
-        "Parquet where pyarrow is installed, see below",
+        help="of clicks; criteo: lines of label, 13 integers, 26 hex tokens; avazu: the csv with a "
+        "header of Kaggle's training set; movielens: ratings; csv: text of your own with a header, "
+        "or Parquet where pyarrow is installed, see below; sessions: lines of session, tab, its "
+        "items",
     )
     command.add_argument(
         "--store", type=Path, required=True, metavar="DIR", help="where tables are kept"
@@ -71,7 +86,13 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "Names as in the header, whose fields are separated by commas, tabs or semicolons. Other "
         "columns are left out.",
     )
-    columns.add_argument("--label", metavar="NAME", help="the column of clicks, 0 or 1")
+    columns.add_argument(
+        "--label",
+        type=output.names,
+        metavar="NAMES",
+        help="the column of clicks, 0 or 1; several, separated by commas, of a model with several "
+        "targets",
+    )
     columns.add_argument(
         "--categorical",
         type=output.names,
@@ -114,10 +135,16 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="what tables store values as; updates round stochastically (float32)",
     )
     training.add_argument(
-        "--bottom", type=output.layer_sizes, metavar="SIZES", help="hidden layers, as 512-256-64"
+        "--bottom",
+        type=output.layer_sizes,
+        metavar="SIZES",
+        help="hidden layers of dlrm for dense features, as 512-256-64",
     )
     training.add_argument(
-        "--top", type=output.layer_sizes, metavar="SIZES", help="hidden layers, as 512-256"
+        "--top",
+        type=output.layer_sizes,
+        metavar="SIZES",
+        help="hidden layers of dlrm above the products, as 512-256",
     )
     training.add_argument(
         "--holdout",
@@ -158,8 +185,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="write how the run went as JSON, and beside it as HTML with plots",
     )
     _add_reading_ahead(command)
+    train_graph.add_arguments(command)
     output.add_json(command)
     command.set_defaults(run=run)
+    train_graph.remember_defaults(command)
     return command
 
 
@@ -215,56 +244,37 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _option(text: str) -> tuple[str, str]:
+    """ "hidden=400-400" as a name and its value. For argparse's `type`."""
+    name, sign, value = text.partition("=")
+    if not (sign and name and value):
+        raise argparse.ArgumentTypeError(f"{text!r} is no option; example: hidden=400-400")
+    return name, value
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Trains, prints what came of it."""
+    if arguments.model in GRAPH_MODELS:
+        return train_graph.run(arguments)
+    train_graph.refuse_for_clicks(arguments)
+    if arguments.format is None:
+        raise MisuseError(f"--format is missing, expected one of {', '.join(FORMATS)}")
     columns = _columns(arguments)
-    from embedrock import report
-    from embedrock.report import progress
     from embedrock.training.job import train
     from embedrock.training.options import Recipe, TrainOptions
 
     given = {field.name: getattr(arguments, field.name) for field in fields(Recipe)}
+    if arguments.model_options is not None:
+        given["model_options"] = dict(arguments.model_options)
     recipe = Recipe.of_format(arguments.format, given)
-    bound = arguments.staleness_bound or 0
-    pipeline = arguments.pipeline
-    if pipeline is None:
-        pipeline = bound > 0
-    given |= {"pipeline": arguments.pipeline, "staleness_bound": arguments.staleness_bound}
     options = TrainOptions(
-        data=arguments.data,
+        **run_options(arguments, given),
         format=arguments.format,
-        store=arguments.store,
-        memory=arguments.memory,
-        resume=arguments.resume,
         columns=columns,
         recipe=recipe,
-        given=frozenset(name for name, value in given.items() if value is not None),
         holdout=arguments.holdout,
-        commit_every=arguments.commit_every,
-        skip_bad_lines=arguments.skip_bad_lines,
-        threads=arguments.threads,
-        seed=arguments.seed,
-        max_disk_bytes=arguments.max_disk,
-        io=arguments.io,
-        policy=arguments.policy,
-        lookahead_depth=arguments.lookahead_depth,
-        window_bytes=arguments.window_bytes,
-        window_group=arguments.window_group,
-        read_ahead=arguments.read_ahead,
-        pipeline=pipeline,
-        staleness_bound=bound,
     )
-    if arguments.report is not None:
-        report.check(arguments.report)
-    result = train(options, progress.for_terminal())
-    if arguments.report is not None:
-        page = report.write(arguments.report, _report(result), f"embedrock train: {options.data}")
-        print(f"report: {arguments.report}, {page}", file=sys.stderr)
-    if arguments.json:
-        output.print_json(result)
-    else:
-        _print(result)
-    return EXIT_INTERRUPTED if result["interrupted"] else 0
+    return run_to_its_end(arguments, train, options, _report, _print)
 
 
 def _columns(arguments: argparse.Namespace) -> Columns | None:
@@ -277,7 +287,8 @@ def _columns(arguments: argparse.Namespace) -> Columns | None:
                     f"--format csv needs {option}: for example --label click "
                     f"--categorical user,item --dense price"
                 )
-        return Columns(arguments.label, arguments.categorical, arguments.dense or ())
+        labels = arguments.label[0] if len(arguments.label) == 1 else arguments.label
+        return Columns(labels, arguments.categorical, arguments.dense or ())
     for option, names in given.items():
         if names is not None:
             raise MisuseError(
@@ -382,5 +393,8 @@ def _print(result: dict[str, Any]) -> None:
             f"AUC {result['auc']:.4f}, log loss {result['log_loss']:.4f} "
             f"on {result['test_samples']:,} held-out samples"
         )
+        if len(result["targets"]) > 1:
+            for name, found in result["targets"].items():
+                print(f"  {name}: AUC {found['auc']:.4f}, log loss {found['log_loss']:.4f}")
     else:
         print("nothing held out: no AUC (see --holdout)", file=sys.stderr)

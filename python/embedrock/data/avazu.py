@@ -18,6 +18,7 @@ class Avazu:
     name = "avazu"
     features = FEATURES
     num_dense = NUM_DENSE
+    targets = ("click",)
 
     def header_bytes(self, text: bytes, path: Path) -> int:
         """The header must be there: it tells the training set from the test set.

@@ -17,13 +17,17 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Feature:
-    """One sparse feature, backed by one table of the same name."""
+    """One sparse feature, backed by a table of the same name unless another is named."""
 
     name: str
     #: Rows that training will write, if known: what a memory budget in per cent refers to.
     expected_rows: int | None = None
     #: Set for a table of dense ids in [0, num_embeddings); None for sparse 64-bit keys.
     num_embeddings: int | None = None
+    #: The table, where features share one; None: one of the feature's name.
+    table: str | None = None
+    #: Whether the order of the keys of a bag matters: they are not pooled.
+    is_sequence: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,9 @@ class Position:
 class Batch:
     """One batch of B samples and F features.
 
-    Shapes: dense (B, num_dense) float32, labels (B,) float32 of 0 and 1, keys (N,) int64 (the bits
-    of the 64-bit key), offsets (F * B + 1,) int64: bag `f * B + b` holds
-    keys[offsets[f * B + b] : offsets[f * B + b + 1]].
+    Shapes: dense (B, num_dense) float32, labels (B,) float32 of 0 and 1, or (B, T) of several
+    targets, keys (N,) int64 (the bits of the 64-bit key), offsets (F * B + 1,) int64: bag
+    `f * B + b` holds keys[offsets[f * B + b] : offsets[f * B + b + 1]].
     """
 
     dense: NDArray[np.float32]
@@ -73,6 +77,8 @@ class Dataset(Protocol):
     name: str
     features: list[Feature]
     num_dense: int
+    #: What is predicted, by name: labels have a column for each where there are several.
+    targets: tuple[str, ...]
 
     def train_batches(self, batch_size: int, start: Position) -> Iterator[Batch]:
         """The batches of epoch `start.epoch`, from `start` on. The last one may be smaller."""

@@ -15,6 +15,7 @@ class Criteo:
     name = "criteo"
     features = tuple(column_name(1 + INTEGERS + token) for token in range(TOKENS))
     num_dense = INTEGERS
+    targets = ("click",)
 
     def header_bytes(self, text: bytes, path: Path) -> int:
         """A first line that begins with `label` is a header."""

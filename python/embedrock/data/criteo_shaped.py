@@ -47,6 +47,7 @@ class CriteoShaped:
         self.name = "criteo-shaped"
         self.fields = scaled(rows)
         self.num_dense = len(DENSE_MEAN)
+        self.targets: tuple[str, ...] = ("click",)
         self.features = [
             Feature(name, expected_rows=field.rows, num_embeddings=field.rows)
             for name, field in zip(names(self.fields), self.fields, strict=True)

@@ -1,6 +1,7 @@
 """The click model over MovieLens: labels, dense features, ids and their crosses, as CTR systems do.
 
-A rating of 4 or more is a click. Nothing in a sample's features comes from its own label or from
+A rating of 4 or more is a click; models with several targets have one of 3 or more beside it, which
+is not a dislike. Nothing in a sample's features comes from its own label or from
 later samples. The crosses turn 100,000 ratings into a few hundred thousand sparse 64-bit keys;
 many of them occur once, as in production logs: such keys fill tables and teach nothing, and the
 report counts them.
@@ -17,20 +18,29 @@ from embedrock.data.memory import Column, MemoryDataset
 from embedrock.data.movielens import Ratings
 
 CLICK_FROM_RATING = 4.0
+#: What several targets are, by name: the rating from which each is 1.
+TARGETS = {"liked": CLICK_FROM_RATING, "not_disliked": 3.0}
 
 
-def click_dataset(ratings: Ratings, *, holdout: float = 0.1, seed: int = 0) -> MemoryDataset:
-    """The last `holdout` share in time is held out, the rest is shuffled anew in each epoch."""
+def click_dataset(
+    ratings: Ratings, *, holdout: float = 0.1, seed: int = 0, several_targets: bool = False
+) -> MemoryDataset:
+    """The last `holdout` share in time is held out, the rest is shuffled anew in each epoch. Labels
+    are clicks (N,), or with `several_targets` those of `TARGETS` (N, 2)."""
     columns = _columns(ratings)
     labels = (ratings.rating >= CLICK_FROM_RATING).astype(np.float32)
+    if several_targets:
+        labels = np.stack([ratings.rating >= least for least in TARGETS.values()], axis=1)
+        labels = labels.astype(np.float32)
     return MemoryDataset(
         "movielens",
         [Feature(name) for name in columns],
         list(columns.values()),
-        _dense(ratings),
+        dense_features(ratings),
         labels,
         num_test=int(len(labels) * holdout),
         shuffle_seed=seed,
+        targets=tuple(TARGETS) if several_targets else ("click",),
     )
 
 
@@ -79,7 +89,7 @@ def _columns(r: Ratings) -> dict[str, Column]:
     return columns
 
 
-def _dense(r: Ratings) -> NDArray[np.float32]:
+def dense_features(r: Ratings) -> NDArray[np.float32]:
     """(N, 9) float32, each around [-1, 2]: clock and calendar, age, year, events so far."""
     hour_angle = r.timestamp % 86400 * (2 * np.pi / 86400)
     week_angle = r.timestamp % 604800 * (2 * np.pi / 604800)

@@ -1,6 +1,6 @@
-"""A click log of the user's own: text with a header, of which a label and columns are named.
+"""A click log of the user's own: text with a header, of which labels and columns are named.
 
-Lines are fields separated by commas, tabs or semicolons, as the header has it. The label is 0 or 1.
+Lines are fields separated by commas, tabs or semicolons, as the header has it. A label is 0 or 1.
 A categorical value is whatever its text is: integers, names, nothing; its key is that of
 `embedrock.hash_keys`. A number x becomes sign(x) log(1 + |x|), a missing one 0. Columns that nobody
 named are not looked at. Fields may be quoted where they hold no line break.
@@ -35,13 +35,24 @@ _NUMBER_BYTES = 32
 class Columns:
     """What the user says of the columns of a file, by their names in its header."""
 
-    label: str
+    #: The column of clicks, or several of them for a model with as many targets.
+    label: str | tuple[str, ...]
     categorical: tuple[str, ...]
     dense: tuple[str, ...] = ()
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns that are predicted."""
+        return (self.label,) if isinstance(self.label, str) else self.label
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All columns that are named."""
+        return (*self.labels, *self.categorical, *self.dense)
+
     def check(self) -> None:
         """Errors: MisuseError for a name that is there twice, and where nothing is categorical."""
-        names = (self.label, *self.categorical, *self.dense)
+        names = self.names
         if not self.categorical:
             raise MisuseError("categorical names no column: each that is named becomes a table")
         for name in names:
@@ -71,7 +82,7 @@ class Csv:
         except UnicodeDecodeError as error:
             raise DataError(f"header is no UTF-8: {error}", path=path, line=1) from error
         self._separator, self._names = _split_header(header, path, columns)
-        self._label = self._names.index(columns.label)
+        self._labels = [self._names.index(name) for name in columns.labels]
         self._tokens = [self._names.index(name) for name in columns.categorical]
         self._numbers = [self._names.index(name) for name in columns.dense]
 
@@ -84,6 +95,11 @@ class Csv:
     def num_dense(self) -> int:
         """The columns of numbers; without any, a constant stands for them."""
         return max(1, len(self._numbers))
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns of labels."""
+        return self.columns.labels
 
     def header_bytes(self, text: bytes, path: Path) -> int:
         """The first line."""
@@ -101,7 +117,10 @@ class Csv:
     def _parse(self, block: bytes, separator: str) -> Block:
         fields = Fields.split(block, separator, self._names)
         wrong = np.zeros(fields.starts.shape, bool)
-        labels, wrong[:, self._label] = fields.labels(self._label)
+        clicks = np.empty((len(fields.starts), len(self._labels)), np.float32)
+        for place, column in enumerate(self._labels):
+            clicks[:, place], wrong[:, column] = fields.labels(column)
+        labels = clicks if clicks.shape[1] > 1 else clicks[:, 0]
         shape = (len(fields.starts), len(self._tokens))
         keys = _core.hash_pieces(
             fields.block,
@@ -116,7 +135,7 @@ class Csv:
         )
 
     def _explain(self, field: int, shown: str) -> tuple[str, str]:
-        problem = f"{shown} is not {'0 or 1' if field == self._label else 'a finite number'}"
+        problem = f"{shown} is not {'0 or 1' if field in self._labels else 'a finite number'}"
         return self._names[field], problem
 
 
@@ -127,7 +146,7 @@ def _split_header(header: str, path: Path, columns: Columns) -> tuple[str, list[
     }
     separator = max(_SEPARATORS, key=lambda one: len(split[one]))
     names = split[separator]
-    for name in (columns.label, *columns.categorical, *columns.dense):
+    for name in columns.names:
         if names.count(name) != 1:
             problem = "twice" if name in names else "not"
             raise DataError(

@@ -35,8 +35,8 @@ class BadLine:
 class Block:
     """The good lines of a block: `lines` are their indices among all, `ends` the offsets behind.
 
-    Shapes: labels (L,) float32, dense (L, num_dense) float32, keys (L, F) int64, lines, ends (L,)
-    int64.
+    Shapes: labels (L,) or (L, T) float32, dense (L, num_dense) float32, keys (L, F) int64, lines,
+    ends (L,) int64.
     """
 
     labels: NDArray[np.float32]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -40,7 +41,44 @@ class Column:
         return Column(self.keys[wanted], kept_before[offsets])
 
 
-class MemoryDataset:
+def epoch_order(samples: int, shuffle_seed: int | None, epoch: int) -> NDArray[np.int64]:
+    """The training samples in the order of an epoch; without a seed in their own."""
+    order = np.arange(samples)
+    if shuffle_seed is None:
+        return order
+    return np.random.default_rng([shuffle_seed, epoch]).permutation(order)
+
+
+class HeldInMemory(ABC):
+    """Samples that are all in memory, in time order, the last of them held out. See `Dataset`."""
+
+    labels: NDArray[np.float32]
+    num_test: int
+    shuffle_seed: int | None
+
+    def num_train(self) -> int:
+        """Samples of an epoch."""
+        return len(self.labels) - self.num_test
+
+    def train_batches(self, batch_size: int, start: Position) -> Iterator[Batch]:
+        """See `Dataset`; the order depends on the shuffle seed and the epoch only."""
+        order = epoch_order(self.num_train(), self.shuffle_seed, start.epoch)
+        for batch in range(start.batch, -(-len(order) // batch_size)):
+            samples = order[batch * batch_size : (batch + 1) * batch_size]
+            yield self._batch(samples, Position(start.epoch, batch + 1))
+
+    def test_batches(self, batch_size: int) -> Iterator[Batch]:
+        """See `Dataset`; in order of time."""
+        order = np.arange(self.num_train(), len(self.labels))
+        for first in range(0, len(order), batch_size):
+            yield self._batch(order[first : first + batch_size], Position())
+
+    @abstractmethod
+    def _batch(self, samples: NDArray[np.int64], following: Position) -> Batch:
+        """These samples, and the position behind them."""
+
+
+class MemoryDataset(HeldInMemory):
     """Samples in time order, the last of them held out. See `Dataset`."""
 
     def __init__(
@@ -53,9 +91,12 @@ class MemoryDataset:
         *,
         num_test: int,
         shuffle_seed: int | None = 0,
+        targets: tuple[str, ...] = ("click",),
     ) -> None:
-        """Counts the keys of the training part: samples before the last `num_test`."""
+        """Counts the keys of the training part: samples before the last `num_test`. Labels are
+        (N,), or (N, T) of T targets."""
         self.name = name
+        self.targets = targets
         self.columns = columns
         self.dense = dense
         self.labels = labels
@@ -71,10 +112,6 @@ class MemoryDataset:
             for feature, (keys, _) in zip(features, self.train_counts, strict=True)
         ]
 
-    def num_train(self) -> int:
-        """Samples of an epoch."""
-        return len(self.labels) - self.num_test
-
     def written_keys(self) -> int:
         """Distinct (feature, key) pairs that training writes."""
         return sum(len(keys) for keys, _ in self.train_counts)
@@ -82,21 +119,6 @@ class MemoryDataset:
     def keys_seen_once(self) -> int:
         """Those of them that occur in one training sample only: fillers, nothing can be learned."""
         return sum(int(np.count_nonzero(counts == 1)) for _, counts in self.train_counts)
-
-    def train_batches(self, batch_size: int, start: Position) -> Iterator[Batch]:
-        """See `Dataset`; the order depends on the shuffle seed and the epoch only."""
-        order = np.arange(self.num_train())
-        if self.shuffle_seed is not None:
-            order = np.random.default_rng([self.shuffle_seed, start.epoch]).permutation(order)
-        for batch in range(start.batch, -(-len(order) // batch_size)):
-            samples = order[batch * batch_size : (batch + 1) * batch_size]
-            yield self._batch(samples, Position(start.epoch, batch + 1))
-
-    def test_batches(self, batch_size: int) -> Iterator[Batch]:
-        """See `Dataset`; in order of time."""
-        order = np.arange(self.num_train(), len(self.labels))
-        for first in range(0, len(order), batch_size):
-            yield self._batch(order[first : first + batch_size], Position())
 
     def _batch(self, samples: NDArray[np.int64], following: Position) -> Batch:
         gathered = [column.gather(samples) for column in self.columns]
@@ -143,4 +165,5 @@ class MemoryDataset:
             self.labels,
             num_test=self.num_test,
             shuffle_seed=self.shuffle_seed,
+            targets=self.targets,
         )

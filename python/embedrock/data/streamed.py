@@ -46,6 +46,11 @@ class Format(Protocol):
         """Dense features."""
         ...
 
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of what is predicted: labels have a column for each where there are several."""
+        ...
+
     def header_bytes(self, text: bytes, path: Path) -> int:
         """How many bytes at the beginning of the text are its header, 0 for none.
 
@@ -170,6 +175,7 @@ class StreamedDataset:
         self.name = kind.name
         self.path = Path(path)
         self.num_dense = kind.num_dense
+        self.targets = kind.targets
         self._kind = kind
         self.bad_lines = BadLines(skip_bad_lines)
         self._scan = scan

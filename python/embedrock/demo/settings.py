@@ -19,7 +19,8 @@ from embedrock.data.formats import STREAMED
 from embedrock.data.memory import Column, MemoryDataset
 from embedrock.data.streamed import Format, StreamedDataset, scan
 from embedrock.errors import MisuseError
-from embedrock.training.options import IoName, Recipe
+from embedrock.training.options import Recipe
+from embedrock.training.run_options import IoName
 
 OptimizerName: TypeAlias = Literal["adagrad", "rowwise_adagrad"]
 #: The keys of a table, dense ids among them as a range.

@@ -37,8 +37,13 @@ adds up each pass before it adds the passes; here gradients are added one by one
 
 from embedrock.nn.bond import loading_dense_only
 from embedrock.nn.collection import EmbeddingBagCollection, EmbeddingBagConfig, Jagged
+from embedrock.nn.conversion import convert
+from embedrock.nn.deferral import deferred
 from embedrock.nn.embedding import Embedding, EmbeddingBag
 from embedrock.nn.module import RowsModule, dense_parameters, rows_modules
+from embedrock.nn.ranking import TopK
+from embedrock.nn.references import by_reference
+from embedrock.nn.sampled import sampled_logits, tied
 from embedrock.nn.together import ReadTogether, read_together
 
 __all__ = [
@@ -49,8 +54,14 @@ __all__ = [
     "Jagged",
     "ReadTogether",
     "RowsModule",
+    "TopK",
+    "by_reference",
+    "convert",
+    "deferred",
     "dense_parameters",
     "loading_dense_only",
     "read_together",
     "rows_modules",
+    "sampled_logits",
+    "tied",
 ]

@@ -40,7 +40,7 @@ from embedrock.errors import MismatchError
 from embedrock.store import Store
 from embedrock.table import Table
 
-__all__ = ["KEY", "check", "loading_dense_only", "rows_now"]
+__all__ = ["KEY", "check", "commit_of", "loading_dense_only", "rows_now"]
 
 KEY = "_extra_state"
 """The name that torch gives what modules add to a state dict."""
@@ -80,6 +80,17 @@ def check(state: Any, store: RowStore, tables: Sequence[RowTable], named: str) -
     if store._elsewhere is not None:
         return  # all its trainers change the rows, between any two steps of this one
     _check_here(state.tolist(), cast(Store, store), cast("Sequence[Table]", tables), named)
+
+
+def commit_of(state: Any, store: Store) -> tuple[int, int] | None:
+    """Number and step of the commit whose rows a state was saved beside, where it is one of this
+    store and nothing had changed since."""
+    if not isinstance(state, Tensor) or state.dtype != torch.int64 or state.numel() < _TABLES_FROM:
+        return None
+    saved = state.tolist()
+    if saved[0] != _VERSION or _id_of(saved) != store.id or saved[6] != 0 or saved[4] < 0:
+        return None
+    return saved[3], saved[4]
 
 
 def _check_here(saved: list[int], store: Store, tables: Sequence[Table], named: str) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from embedrock._arrays import dtype_name
 from embedrock._rows import RowStore, RowTable
 from embedrock.errors import MisuseError
 from embedrock.initializers import InitializerLike
+from embedrock.nn import keyed
 from embedrock.nn.embedding import Rounding, Storage, check_bags, check_mode, pool_bags
 from embedrock.nn.fetch import Ask, Found, expose, host_ids, read, uncompiled
 from embedrock.nn.module import RowsModule, TableArguments, open_padding_row
@@ -74,15 +75,21 @@ class EmbeddingBagCollection(RowsModule):
         store: The open store, or one of a server (``embedrock.connect``).
         include_last_offset: Offsets have ``B + 1`` entries, the last one the number of values.
         concatenate: Return one tensor instead of a dict.
+        is_weighted: Of a ``KeyedJaggedTensor``, use the weights, which it must have then.
         device: Where outputs go.
         output_dtype: The dtype of outputs; None: float32.
 
     Shapes: ``features {name: (values (N,), offsets (B,))}``, or ``(values, offsets,
     per_sample_weights (N,))`` with mode ``"sum"``, or ids ``(B, N)`` ``-> {name: (B,
     embedding_dim)}``; with ``concatenate`` ``(B, sum of embedding_dim)`` in the order of
-    :attr:`feature_names`.
+    :attr:`output_names`. A feature that several tables read comes out as ``feature@table``.
 
-    Errors: ``MisuseError`` for features that are missing or unknown; otherwise as for
+    A ``KeyedJaggedTensor`` of TorchRec gives a ``KeyedTensor``, of the features that tables read.
+    To trace a model by ``torch.fx``, make the class a leaf:
+    ``torchrec.fx.Tracer(leaf_modules=["EmbeddingBagCollection"])``.
+
+    Errors: ``MisuseError`` for features that are missing or unknown; ``UnsupportedError`` for a
+    ``KeyedJaggedTensor`` of variable stride or with inverse indices; otherwise as for
     ``Embedding``.
 
     Blocking: a forward waits for the pages of rows not in memory, of all tables at once.
@@ -113,6 +120,7 @@ class EmbeddingBagCollection(RowsModule):
         store: RowStore,
         include_last_offset: bool = False,
         concatenate: bool = False,
+        is_weighted: bool = False,
         device: torch.device | str | int | None = None,
         output_dtype: torch.dtype | None = None,
     ) -> None:
@@ -122,9 +130,11 @@ class EmbeddingBagCollection(RowsModule):
         _check_names(tables)
         self.include_last_offset = flag("include_last_offset", include_last_offset)
         self.concatenate = flag("concatenate", concatenate)
+        self._is_weighted = flag("is_weighted", is_weighted)
         wanted = dtype_name("float32" if output_dtype is None else output_dtype, "output_dtype")
         self.output_dtype: torch.dtype = getattr(torch, wanted)
         self._lookups: list[tuple[str, EmbeddingBagConfig, int | None]] = []
+        self._shared = _read_by_several(tables)
         for i, config in enumerate(tables):
             arguments = TableArguments(
                 name=config.name,
@@ -142,34 +152,72 @@ class EmbeddingBagCollection(RowsModule):
             padding = open_padding_row(table, config.padding_idx)
             self._lookups.append((f"rows{i}", config, padding))
 
+    def _arguments(self) -> dict[str, Any]:
+        names = ("include_last_offset", "concatenate", "device", "output_dtype")
+        made = {name: getattr(self, name) for name in names}
+        made["is_weighted"] = self._is_weighted
+        return {"tables": [config for _, config, _ in self._lookups], **made}
+
     @property
     def feature_names(self) -> list[str]:
-        """All features, in the order of the tables: that of the concatenated output."""
-        return [name for _, config, _ in self._lookups for name in _features(config)]
+        """All features, each once, in the order of the tables."""
+        found = [name for _, config, _ in self._lookups for name in _features(config)]
+        return [*dict.fromkeys(found)]
 
-    def keys_of(self, features: Mapping[str, Jagged]) -> dict[RowTable, npt.NDArray[np.int64]]:
+    @property
+    def output_names(self) -> list[str]:
+        """The features as they come out, in the order of the tables: that of the concatenated
+        output."""
+        return [name for _, config, _ in self._lookups for name in self._outputs(config)]
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The tables and their features, as models of TorchRec ask for them."""
+        return [
+            replace(config, feature_names=[*_features(config)]) for _, config, _ in self._lookups
+        ]
+
+    def is_weighted(self) -> bool:
+        """Whether the weights of a ``KeyedJaggedTensor`` are used."""
+        return self._is_weighted
+
+    def keys_of(self, features: Any) -> dict[RowTable, npt.NDArray[np.int64]]:
         """The keys that a forward with these features reads, ``(N,)`` by table, for look-ahead."""
-        asks, _ = self._asks(self._bags(features))
+        asks, _ = self._asks(self._bags(self._plain(features)))
         return {self._pending[ask.slot].table: ask.ids for ask in asks}
 
-    def forward(self, features: Mapping[str, Jagged]) -> dict[str, Tensor] | Tensor:
-        """One row per bag and feature."""
+    def forward(self, features: Any) -> Any:
+        """One row per bag and feature: of a dict a dict, or a tensor with ``concatenate``; of a
+        ``KeyedJaggedTensor`` a ``KeyedTensor``."""
+        if not keyed.is_keyed(features):
+            return self._rows(features, self.concatenate)
+        rows = self._rows(self._plain(features), True)
+        dims = [config.embedding_dim for _, config, _ in self._lookups for _ in _features(config)]
+        return keyed.answer(features, self.output_names, dims, rows)
+
+    def _plain(self, features: Any) -> Any:
+        """Features as a dict, also those of a ``KeyedJaggedTensor``."""
+        if not keyed.is_keyed(features):
+            return features
+        names, weighted = self.feature_names, self._is_weighted
+        return keyed.bags_of(features, names, weighted=weighted, last=self.include_last_offset)
+
+    def _rows(self, features: Any, concatenate: bool) -> Any:
         bags = self._bags(features)
         output: dict[str, Tensor]
-        output, left = uncompiled(EmbeddingBagCollection._look_up)(self, bags)
-        for name, mode, found, places in left:
-            output[name] = self._pool(name, mode, found, places, bags[name])
+        output, left = uncompiled(EmbeddingBagCollection._look_up)(self, bags, concatenate)
+        for name, feature, mode, found, places in left:
+            output[name] = self._pool(feature, mode, found, places, bags[feature])
         joined = output.pop(_JOINED, None)
         if joined is not None:
             return joined.to(self.output_dtype)
-        by_name = {name: output[name].to(self.output_dtype) for name in self.feature_names}
-        return torch.cat(list(by_name.values()), dim=1) if self.concatenate else by_name
+        by_name = {name: output[name].to(self.output_dtype) for name in self.output_names}
+        return torch.cat(list(by_name.values()), dim=1) if concatenate else by_name
 
     def _look_up(
-        self, bags: Mapping[str, _Bag]
-    ) -> tuple[dict[str, Tensor], list[tuple[str, str, Found, Tensor]]]:
-        """What is pooled at once, by feature or joined, and what torch is to pool one by one:
-        feature, mode, rows and places."""
+        self, bags: Mapping[str, _Bag], concatenate: bool
+    ) -> tuple[dict[str, Tensor], list[tuple[str, str, str, Found, Tensor]]]:
+        """What is pooled at once, by output or joined, and what torch is to pool one by one:
+        output, feature, mode, rows and places."""
         asks, lengths = self._asks(bags)
         parts = read(self, asks)
         groups: dict[tuple[int, int], list[tuple[int, str, Bags]]] = {}
@@ -180,8 +228,8 @@ class EmbeddingBagCollection(RowsModule):
                 alone.append(i)
             else:
                 group = (of_feature.total, config.embedding_dim)
-                groups.setdefault(group, []).append((i, _features(config)[0], of_feature))
-        joined = self.concatenate and len(groups) == 1 and not alone
+                groups.setdefault(group, []).append((i, self._outputs(config)[0], of_feature))
+        joined = concatenate and len(groups) == 1 and not alone
         output: dict[str, Tensor] = {}
         for members in groups.values():
             pooled = pool([parts[i] for i, _, _ in members], [one for *_, one in members], joined)
@@ -191,9 +239,16 @@ class EmbeddingBagCollection(RowsModule):
         for i, found in zip(alone, expose(self, [parts[i] for i in alone]), strict=True):
             _, config, _ = self._lookups[i]
             places = found.inverse.split(lengths[i])
-            for name, some in zip(_features(config), places, strict=True):
-                left.append((name, config.mode, found, some))
+            outputs = zip(self._outputs(config), _features(config), places, strict=True)
+            for name, feature, some in outputs:
+                left.append((name, feature, config.mode, found, some))
         return output, left
+
+    def _outputs(self, config: EmbeddingBagConfig) -> list[str]:
+        """What the features of a table are called where they come out."""
+        return [
+            f"{name}@{config.name}" if name in self._shared else name for name in _features(config)
+        ]
 
     def _bags_at_once(
         self, config: EmbeddingBagConfig, part: Part, bags: Mapping[str, _Bag]
@@ -293,10 +348,16 @@ def _check_names(tables: Sequence[EmbeddingBagConfig]) -> None:
             )
     for what, names in (
         ("table", [config.name for config in tables]),
-        ("feature", [name for config in tables for name in _features(config)]),
+        *((f"table {config.name!r}: feature", [*_features(config)]) for config in tables),
     ):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise MisuseError(
                 f"{what} {twice[0]!r} occurs twice; list all features of a table once"
             )
+
+
+def _read_by_several(tables: Sequence[EmbeddingBagConfig]) -> set[str]:
+    """Features that several tables read."""
+    names = [name for config in tables for name in _features(config)]
+    return {name for name in names if names.count(name) > 1}

@@ -14,6 +14,7 @@ from embedrock._arguments import choice, flag, shown
 from embedrock._rows import RowStore, RowTable
 from embedrock.errors import MisuseError, UnsupportedError
 from embedrock.initializers import InitializerLike
+from embedrock.nn import ranking
 from embedrock.nn.fetch import Ask, Found, expose, fetch, host_ids, read, uncompiled
 from embedrock.nn.module import RowsModule, TableArguments, open_padding_row, output_dtype
 from embedrock.nn.pool import bags_of, gather, pool
@@ -43,6 +44,82 @@ class _OneTable(RowsModule):
         self.num_embeddings = wanted.num_embeddings
         self.embedding_dim = wanted.embedding_dim
         self.padding_idx = open_padding_row(self.table, padding_idx)
+
+    def _arguments(self) -> dict[str, Any]:
+        names = ("num_embeddings", "embedding_dim", "padding_idx", "device", "output_dtype")
+        return {"name": self.table.name, **{name: getattr(self, name) for name in names}}
+
+    def scores(self, queries: Tensor, ids: Any = None) -> Tensor:
+        """Dot products of queries with all rows, ``queries @ weight.T``, or with those of ``ids``.
+
+        Rows never trained are scored as they read. Nothing is recorded for gradients:
+        :func:`embedrock.nn.sampled_logits` is for training. The answer has a column for each row:
+        :meth:`topk` does without it.
+
+        Args:
+            queries: One vector for each query, which is computed with as float32.
+            ids: Ids in the order of the columns; None: all of a dense table, in theirs.
+
+        Shapes: ``queries (Q, embedding_dim), ids (N,) -> (Q, N) float32``.
+
+        Errors: ``MisuseError`` for queries of another shape or that are not finite, for a growing
+        table without ``ids``, and when the table is written to meanwhile; ``FullError`` where
+        changed rows have no room on the disk.
+
+        Blocking: as for :meth:`topk`; of a server's dense table, in the order of ids.
+
+        >>> import torch
+        >>> items = embedrock.nn.Embedding(1000, 4, store=store, name="items")
+        >>> items.scores(torch.randn(2, 4)).shape
+        torch.Size([2, 1000])
+        >>> items.scores(torch.randn(2, 4), ids=[7, 8, 7]).shape
+        torch.Size([2, 3])
+        """
+        return ranking.scores(self, queries, ids)
+
+    def topk(
+        self,
+        queries: Tensor,
+        k: int,
+        *,
+        exclude: Any = None,
+        ids: Any = None,
+        block: int = ranking.BLOCK,
+    ) -> ranking.TopK:
+        """The k rows with the largest dot products of each query, largest first, of equal ones the
+        smaller id first.
+
+        Ranked are all ids of a dense table, those that were never trained as they read, and all
+        written rows of a growing one, or ``ids``; not the row of ``padding_idx``. These are the
+        rows of ``table.items(unwritten=True)``, and of a growing table of ``table.items()``.
+
+        Args:
+            queries: One vector for each query, which is computed with as float32.
+            k: How many, 2**20 at most.
+            exclude: Ids that a query leaves out, what its user knows already for example: a list
+                with ids or None for each query, a tensor ``(Q, N)``, or ``(ids, offsets (Q + 1,))``
+                as tensors. Ids that the table has not change nothing.
+            ids: The ids to rank; None: all.
+            block: Rows that are read at once: memory is that of a block and of 16 MiB of scores.
+
+        Shapes: ``queries (Q, embedding_dim) -> scores (Q, k) float32, ids (Q, k) int64``. Where
+        fewer than k rows are left, the score is -inf and the id -1.
+
+        Errors: ``MisuseError`` for queries of another shape or that are not finite, and when the
+        table is written to meanwhile; ``FullError`` where changed rows have no room on the disk;
+        ``UnsupportedError`` for all rows of a growing table at a server.
+
+        Blocking: reads the table once for all queries, in the order in which it is stored; rows
+        that have changed are written first, without a commit.
+
+        >>> import torch
+        >>> items = embedrock.nn.Embedding(1000, 4, store=store, name="items")
+        >>> query = torch.from_numpy(items.table.get([7]))
+        >>> found = items.topk(query, 3, exclude=[[7, 8]])
+        >>> found.scores.shape, found.ids.shape, 7 in found.ids
+        (torch.Size([1, 3]), torch.Size([1, 3]), False)
+        """
+        return ranking.topk(self, queries, k, exclude, ids, block)
 
     def _ask(self, ids: Tensor) -> Ask:
         self._refuse_graph()
@@ -151,6 +228,9 @@ class Embedding(_OneTable):
         super().__init__(store, wanted, padding_idx, device, output_dtype)
         self.scale_grad_by_freq = scale
 
+    def _arguments(self) -> dict[str, Any]:
+        return {**super()._arguments(), "scale_grad_by_freq": self.scale_grad_by_freq}
+
     def keys_of(self, input: Tensor) -> dict[RowTable, npt.NDArray[np.int64]]:
         """The keys that a forward with these ids reads, ``(N,)`` by table, for look-ahead."""
         return {self.table: host_ids({"input": input})[0]}
@@ -242,6 +322,10 @@ class EmbeddingBag(_OneTable):
         self.mode = mode
         self.include_last_offset = last
         self.scale_grad_by_freq = scale
+
+    def _arguments(self) -> dict[str, Any]:
+        names = ("scale_grad_by_freq", "mode", "include_last_offset")
+        return {**super()._arguments(), **{name: getattr(self, name) for name in names}}
 
     def keys_of(
         self,

@@ -2,8 +2,8 @@
 
 Owns the module's side of the pending rows. It never fetches rows. What always holds: the rows live
 in the store, so a module's ``state_dict`` says which they were and has none of them, and a module
-cannot be copied or pickled; what it does hold can be made again from the store and the
-constructor's arguments.
+cannot be copied or pickled, but by reference; what it does hold can be made again from the store
+and the constructor's arguments.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from embedrock._rows import RowStore, RowTable
 from embedrock.errors import MisuseError, UnsupportedError
 from embedrock.nn import bond
 from embedrock.nn.pending import PendingRows, pending_rows
+from embedrock.nn.references import is_by_reference, reduced
 
 __all__ = ["RowsModule", "TableArguments", "dense_parameters", "output_dtype", "rows_modules"]
 
@@ -84,7 +85,8 @@ class RowsModule(nn.Module):  # type: ignore[misc]
     server, and several programs may train one set of tables.
 
     **Processes.** One process writes to a store. ``DistributedDataParallel`` and ``DataParallel``
-    are refused with ``UnsupportedError``, ``copy.deepcopy`` and pickling with ``MisuseError``.
+    are refused with ``UnsupportedError``, ``copy.deepcopy`` and pickling with ``MisuseError``;
+    within :func:`embedrock.nn.by_reference` modules pickle as a reference to their table.
     """
 
     def __init__(self, store: RowStore, device: torch.device | str | int | None) -> None:
@@ -115,16 +117,27 @@ class RowsModule(nn.Module):  # type: ignore[misc]
         """Refused: a copy would train the same rows."""
         raise MisuseError(f"{self._named()} cannot be copied: {_MAKE_ANEW}")
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refused: the rows are in the store."""
-        raise MisuseError(f"{self._named()} cannot be pickled: {_MAKE_ANEW}")
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """By reference, or refused: the rows are in the store."""
+        if not is_by_reference():
+            raise MisuseError(
+                f"{self._named()} cannot be pickled: {_MAKE_ANEW}; embedrock.nn.by_reference() "
+                f"pickles where the rows are"
+            )
+        attributes = {name: value for name, value in vars(self).items() if name not in _MADE}
+        return reduced(self, self._arguments(), attributes, self._named())
+
+    def _arguments(self) -> dict[str, Any]:
+        """What a constructor needs beside the store to make the module again."""
+        raise UnsupportedError(f"{self._named()} says nothing of how it is made again")
 
     def __getattr__(self, name: str) -> Any:
         """Explains what to use instead of ``weight``."""
         if name == "weight":
             raise AttributeError(
                 f"{self._named()} has no weight in memory: read rows with .table.get(keys), write "
-                f"them with .table.put(keys, values), or use embedrock.weights"
+                f"them with .table.put(keys, values), rank them with topk of an Embedding, or use "
+                f"embedrock.weights (docs/models.md has what takes the place of a weight)"
             )
         return super().__getattr__(name)
 
@@ -269,6 +282,9 @@ class RowsModule(nn.Module):  # type: ignore[misc]
         names = ", ".join(repr(table.name) for table in self.tables)
         return f"{type(self).__name__} of table {names}"
 
+
+_MADE = {"store", "table", "_lookups", "_pending", "_parameters", "_buffers", "_modules"}
+"""Attributes that a constructor makes from the store."""
 
 _MAKE_ANEW = (
     "its rows live in the store; make the module anew from the store, and keep the model's "

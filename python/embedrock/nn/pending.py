@@ -18,6 +18,7 @@ their gradients. It never talks to the engine. What always holds:
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["PendingRows", "Visit", "pending_rows"]
 
 Keys = npt.NDArray[np.int64]
+_MARK = "embedrock_table"
+"""The attribute of a parameter that says whose rows wait in it."""
 
 
 class Visit:
@@ -77,6 +80,7 @@ class PendingRows:
         """Starts with no rows."""
         self.table = table
         self.parameter = nn.Parameter(torch.empty(0, table.embedding_dim, dtype=torch.float32))
+        setattr(self.parameter, _MARK, table.name)
         self.has_optimizer = False
         """Whether an optimizer of embedrock.optim was ever made over the table."""
         self._unclaimed = False
@@ -288,3 +292,25 @@ def pending_rows(table: RowTable) -> PendingRows:
     if found is None:
         found = _REGISTRY[key] = PendingRows(table)
     return found
+
+
+_add_param_group_of_torch = torch.optim.Optimizer.add_param_group
+
+
+@functools.wraps(_add_param_group_of_torch)
+def _add_param_group(self: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
+    _add_param_group_of_torch(self, param_group)
+    if "tables" in param_group:  # an optimizer of embedrock.optim
+        return
+    names = [getattr(each, _MARK, None) for each in self.param_groups[-1]["params"]]
+    rows = ", ".join(repr(name) for name in names if name is not None)
+    if rows:
+        warn(
+            f"{type(self).__name__} was given the rows of table {rows} that wait for an optimizer "
+            f"of embedrock.optim, and would step them as dense parameters; make it of "
+            f"embedrock.nn.dense_parameters(model)"
+        )
+
+
+# Rows are among a model's parameters while they wait: an optimizer that is made then takes them.
+torch.optim.Optimizer.add_param_group = _add_param_group

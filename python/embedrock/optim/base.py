@@ -79,6 +79,12 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._pending: dict[int, PendingRows] = {}
         super().__init__(_groups(modules), defaults)
 
+    @classmethod
+    def __subclasses__(cls) -> list[type]:
+        """None: ``class_resolver``, which PyKEEN and PyTorch Geometric register optimizers with,
+        would take our ``Adam`` for a second one of torch's, and PyKEEN could not be imported."""
+        return []
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Takes more modules: ``{"params": model or models, "lr": ...}``."""
         if not isinstance(param_group, Mapping) or "params" not in param_group:

@@ -127,8 +127,9 @@ def for_model(model: Any) -> KeysOf:
     takes its batch as it is: what ``forward`` is called with, one argument or a tuple of them. Of a
     model with such modules inside, each one looks into the batch for what it reads, by name: in
     the batch, if it is a mapping, or in the mappings within it, if it is a tuple or list. An
-    ``EmbeddingBagCollection`` looks for its features, the others for the name of their table, else
-    for the name that they have in the model (``"user.embedding"``).
+    ``EmbeddingBagCollection`` looks for its features, or for a ``KeyedJaggedTensor`` that has them,
+    the others for the name of their table, else for the name that they have in the model
+    (``"user.embedding"``).
 
     Errors: ``MisuseError`` for what is no model with tables, and, when it is called, for a batch
     in which a name is missing, with what there was.
@@ -203,6 +204,9 @@ def _find(name: str, module: Any, batch: Any) -> Any:
     mappings = [part for part in parts if isinstance(part, Mapping)]
     features = getattr(module, "feature_names", None)
     wanted = [*(features or [table.name for table in module.tables])]
+    for part in parts:  # a KeyedJaggedTensor of TorchRec has features, and is no mapping
+        if features and hasattr(part, "stride_per_key") and {*wanted} <= {*part.keys()}:
+            return part
     for mapping in mappings:
         if all(one in mapping for one in wanted):
             return {one: mapping[one] for one in wanted} if features else mapping[wanted[0]]

@@ -16,7 +16,6 @@ import numpy as np
 from embedrock import initializers as _initializers
 from embedrock import optimizers as _optimizers
 from embedrock._arguments import (
-    choice,
     flag,
     named_path_or_none,
     number,
@@ -24,9 +23,8 @@ from embedrock._arguments import (
     shown,
     text,
     whole,
-    whole_or_none,
 )
-from embedrock._arrays import STORED_DTYPES, ArrayLike, Keys, as_keys, as_out, dtype_name
+from embedrock._arrays import ArrayLike, Keys, as_keys, as_out
 from embedrock._listeners import Listeners
 from embedrock._rows import Bounds
 from embedrock._verbs import NonFinite
@@ -38,6 +36,7 @@ from embedrock.remote.pool import Pool
 from embedrock.remote.table import RemoteTable, UpdatePart, promote
 from embedrock.remote.wire import Wire
 from embedrock.store.batches import arrays_for, batches_of
+from embedrock.store.specs import asked_of
 
 __all__ = ["RemoteStore", "connect"]
 
@@ -236,22 +235,19 @@ class RemoteStore:
         if embedding_dim is None and num_embeddings is not None:
             raise MisuseError(f"table {name!r}: num_embeddings needs embedding_dim beside it")
         if embedding_dim is not None:
-            given = {
-                "expected_rows": whole_or_none("expected_rows", expected_rows, 1),
-                "dtype": None if dtype is None else dtype_name(dtype, "dtype", STORED_DTYPES),
-                "rounding": rounding and choice("rounding", rounding, ("stochastic", "nearest")),
-                "storage": storage and choice("storage", storage, ("log", "lsm", "pmem")),
-                "capacity": whole_or_none("capacity", capacity, 1),
-                "optimizer": None if optimizer is None else _optimizers.resolve(optimizer),
-                "initializer": None if initializer is None else _initializers.resolve(initializer),
-            }
-            spec = {
-                "embedding_dim": whole("embedding_dim", embedding_dim, 1),
-                "num_embeddings": whole_or_none("num_embeddings", num_embeddings, 1),
-                **{option: value for option, value in given.items() if value is not None},
-            }
+            asked = asked_of(
+                embedding_dim,
+                num_embeddings,
+                expected_rows=expected_rows,
+                optimizer=optimizer,
+                initializer=initializer,
+                dtype=dtype,
+                rounding=rounding,
+                storage=storage,
+                capacity=capacity,
+            )
             # A table that is there already is what was asked for: this may be sent twice.
-            self._call(b"EMB.CREATE", wanted.encode(), json.dumps(spec).encode(), repeats=True)
+            self._call(b"EMB.CREATE", wanted.encode(), json.dumps(asked).encode(), repeats=True)
         tables = self._tables()
         if wanted not in tables:
             there = ", ".join(repr(other) for other in tables) or "none"

@@ -58,6 +58,8 @@ class Failure(NamedTuple):
 
     part: Part
     error: Refused | EmbedrockError
+    refusal: Refused | None = None
+    """By which the server has sent the part elsewhere, where nobody was found to take it."""
 
 
 class RoutedWire(Wire):
@@ -157,7 +159,7 @@ class RoutedWire(Wire):
         """Reads the replies of all parts. Those of keys that have moved are sent on. Returns what
         has failed for good; replies of other parts were read all the same."""
         failures: list[Failure] = []
-        moved: list[Positions] = []
+        moved: list[tuple[Part, Refused]] = []
         hint = None
         for part in request.parts:
             try:
@@ -168,7 +170,7 @@ class RoutedWire(Wire):
                 if refused.code != "MOVED":
                     failures.append(Failure(part, refused))
                     continue
-                moved.append(part.positions)
+                moved.append((part, refused))
                 hint = _address_of(refused) or hint
             except EmbedrockError as error:
                 failures.append(Failure(part, error))
@@ -176,14 +178,14 @@ class RoutedWire(Wire):
             if not moved:
                 break
             time.sleep(_PAUSE_S * 2**turn if turn else 0)
-            left = np.sort(np.concatenate(moved))
-            moved = []
+            left = np.sort(np.concatenate([part.positions for part, _ in moved]))
             try:
                 self._nodes.learn(hint)
                 parts = self._parts(request.words, left, is_first=False)
             except EmbedrockError as error:
-                failures.append(Failure(Part(hint or ("", 0), left, []), error))
+                failures += [Failure(part, error, refused) for part, refused in moved]
                 break
+            moved = []
             for part in parts:
                 try:
                     done((part, self._send_on(part, read)))
@@ -191,7 +193,7 @@ class RoutedWire(Wire):
                     if refused.code != "MOVED" or turn == _MOVES_MAX - 1:
                         failures.append(Failure(part, refused))
                         continue
-                    moved.append(part.positions)
+                    moved.append((part, refused))
                     hint = _address_of(refused) or hint
                 except EmbedrockError as error:
                     failures.append(Failure(part, error))
@@ -319,9 +321,11 @@ def _failed(request: Request, made: list[Part], failures: list[Failure]) -> Exce
         return f"server {shown_address(part.address)}{keys}"
 
     told = [f"{command} was made by " + (", ".join(map(of, made)) or "no server")]
-    for part, error in failures:
+    for part, error, refusal in failures:
         if isinstance(error, Refused):
             told.append(f"{of(part)} refused it: {error.said}")
+        elif refusal is not None:
+            told.append(f"{of(part)} refused it: {refusal}")
         else:
             told.append(f"whether {of(part)} has made it is not known")
     said = "; ".join(told)

@@ -20,7 +20,7 @@ from embedrock.errors import EmbedrockError, LockedError
 if TYPE_CHECKING:
     from embedrock.store import Store
 
-__all__ = ["close_all", "open_once", "register"]
+__all__ = ["close_all", "open_of", "open_once", "register"]
 
 Place = tuple[int, int]
 _LOCK_FILE = "lock"
@@ -99,6 +99,17 @@ def close_all() -> None:
             first = first or error
     if first is not None:
         raise first
+
+
+def open_of(store_id: str) -> Store | None:
+    """The store of this id that is open here: to write, or else the reader of the newest commit."""
+    there = [store for store in _all() if not store.closed and store.id == store_id]
+
+    def order(store: Store) -> tuple[bool, int]:
+        last = store._core.last_commit()
+        return not store.read_only, 0 if last is None else int(last["sequence"])
+
+    return max(there, key=order, default=None)
 
 
 def _open_here(directory: Path) -> Store | None:

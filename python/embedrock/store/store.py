@@ -9,8 +9,8 @@ from typing import Any, Literal, overload
 from embedrock import _verbs
 from embedrock import initializers as _initializers
 from embedrock import optimizers as _optimizers
-from embedrock._arguments import choice, flag, shown, text, whole, whole_or_none
-from embedrock._arrays import STORED_DTYPES, ArrayLike, Keys, as_keys, dtype_name
+from embedrock._arguments import choice, flag, shown, text, whole
+from embedrock._arrays import ArrayLike, Keys, as_keys
 from embedrock._keys import KeysNamed
 from embedrock._rows import Bounds
 from embedrock._verbs import (
@@ -32,6 +32,7 @@ from embedrock.errors import EmbedrockError, MisuseError, NotFoundError
 from embedrock.observe.recording import Recording
 from embedrock.store.batches import arrays_for, batches_of, named_bytes
 from embedrock.store.pins import Pins
+from embedrock.store.specs import asked_of, spec_of
 from embedrock.table import Table
 
 __all__ = ["Store"]
@@ -137,37 +138,19 @@ class Store(Pins):
             if num_embeddings is not None or handle is None:
                 raise self._no_table(name)
             return Table(self, handle)
-        if rounding is not None:
-            choice("rounding", rounding, ("stochastic", "nearest"))
-        if storage is not None:
-            choice("storage", storage, ("log", "lsm", "pmem"))
+        asked = asked_of(
+            embedding_dim,
+            num_embeddings,
+            expected_rows=expected_rows,
+            optimizer=optimizer,
+            initializer=initializer,
+            dtype=dtype,
+            rounding=rounding,
+            storage=storage,
+            capacity=capacity,
+        )
         stored = None if handle is None else self._core.table_info(handle)["spec"]
-        spec = {
-            "name": name,
-            "embedding_dim": whole("embedding_dim", embedding_dim, 1),
-            "num_embeddings": whole_or_none("num_embeddings", num_embeddings, 1),
-            "expected_rows": whole_or_none("expected_rows", expected_rows, 1),
-            "dtype": dtype_name("float32" if dtype is None else dtype, "dtype", STORED_DTYPES),
-            "rounding": rounding or "stochastic",
-            "storage": storage or "log",
-            "capacity": whole_or_none("capacity", capacity, 1),
-            "optimizer": _optimizers.resolve("rowwise_adagrad" if optimizer is None else optimizer),
-            "initializer": _initializers.resolve(
-                _initializers.uniform() if initializer is None else initializer
-            ),
-        }
-        if stored is not None:
-            given = {
-                "optimizer": optimizer,
-                "initializer": initializer,
-                "expected_rows": expected_rows,
-                "dtype": dtype,
-                "rounding": rounding,
-                "storage": storage,
-                "capacity": capacity,
-            }
-            spec |= {n: stored[n] for n, v in given.items() if v is None and n in stored}
-        made = self._core.table(json.dumps(spec))
+        made = self._core.table(json.dumps(spec_of(name, asked, stored)))
         if handle is None:
             self._later = []  # a new table is a change, behind which nothing is left
         return Table(self, made)
@@ -466,7 +449,11 @@ class Store(Pins):
         holds all rows, and before serving. When they do not all fit, those that come first in the
         file come, and are the first to leave again; what is in memory stays.
 
-        Blocking: until done; other threads' verbs go on meanwhile.
+        A reader that another thread refreshes meanwhile begins again at the new commit, up to four
+        times, where rows that came already are passed over.
+
+        Blocking: until done; other threads' verbs, commits and refreshes go on meanwhile, but disk
+        that they release is not used again before it ends.
 
         >>> store.commit(step=1).step
         1

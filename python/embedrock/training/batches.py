@@ -7,13 +7,15 @@ What always holds: batches come in the order of the data set, each with the posi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from torch import nn
 
 import embedrock
 from embedrock.data import Batch, Dataset, Position
-from embedrock.models.dlrm import DLRM
-from embedrock.training.options import Recipe, TrainOptions
+from embedrock.training.options import Recipe
+from embedrock.training.run_options import RunOptions
 
 
 def all_epochs(dataset: Dataset, recipe: Recipe, start: Position) -> Iterator[Batch]:
@@ -25,7 +27,10 @@ def all_epochs(dataset: Dataset, recipe: Recipe, start: Position) -> Iterator[Ba
         position = Position(position.epoch + 1)
 
 
-class _Loader(embedrock.LookaheadLoader[Batch]):
+B = TypeVar("B")
+
+
+class _Loader(embedrock.LookaheadLoader[B]):
     """Keeps what it has to say, for the program's own notes."""
 
     said: str | None = None
@@ -34,7 +39,7 @@ class _Loader(embedrock.LookaheadLoader[Batch]):
         self.said = self.said or message
 
 
-class ReadAhead:
+class ReadAhead(Generic[B]):
     """The batches of a run for its trainer, announced to the window of the model's store and read
     and updated by a pipeline as the options say.
 
@@ -42,12 +47,17 @@ class ReadAhead:
     they did can be asked for afterwards.
     """
 
-    def __init__(self, batches: Iterable[Batch], model: DLRM, options: TrainOptions) -> None:
+    def __init__(
+        self,
+        batches: Iterable[B],
+        model: nn.Module,
+        keys_of: Callable[[B], Mapping[Any, Any]],
+        options: RunOptions,
+    ) -> None:
         """Draws and announces nothing before it is iterated."""
-        keys_of = model.embeddings.keys_of
         self._batches = batches
-        self._loader: _Loader | None = None
-        self._pipeline: embedrock.Pipeline[Batch] | None = None
+        self._loader: _Loader[B] | None = None
+        self._pipeline: embedrock.Pipeline[B] | None = None
         if options.lookahead_depth > 0:
             self._batches = self._loader = _Loader(
                 batches, model, depth=options.lookahead_depth, keys_of=keys_of
@@ -61,7 +71,7 @@ class ReadAhead:
                 keys_of=None if self._loader is not None else keys_of,
             )
 
-    def __enter__(self) -> ReadAhead:
+    def __enter__(self) -> ReadAhead[B]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,7 +81,7 @@ class ReadAhead:
             if self._pipeline is not None:
                 stack.callback(self._pipeline.close)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[B]:
         return iter(self._batches)
 
     def stats(self) -> dict[str, Any]:

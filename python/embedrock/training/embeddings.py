@@ -1,7 +1,7 @@
 """Embeddings for a model, as one module: tables on storage, or plain PyTorch tables in memory.
 
 Both take the jagged feature-major bags of `embedrock.data.Batch` and give (B, F, D) float32, so a
-model does not know which one it has.
+model does not know which one it has. `SequenceEmbeddings` is for models that read histories.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from embedrock._rows import RowTable
 from embedrock.data import Batch, Feature
+from embedrock.data.sequences import HISTORY, ITEM, NEGATIVES
+from embedrock.models.dien import SequenceRows
 from embedrock.nn import EmbeddingBagCollection, EmbeddingBagConfig
 from embedrock.store import Store
 
@@ -80,6 +82,73 @@ class StoreEmbeddings(nn.Module):  # type: ignore[misc]
         cut = bags(keys, offsets, len(self.names))
         rows = self.collection(dict(zip(self.names, cut, strict=True)))
         return rows.view(-1, len(self.names), self.embedding_dim)
+
+
+class SequenceEmbeddings(nn.Module):  # type: ignore[misc]
+    """Tables of a store that features may share, read together in one call: bags are summed, but
+    for the features whose order matters.
+
+    Shapes: keys (N,) int64, offsets (F * B + 1,) int64 → `embedrock.models.dien.SequenceRows`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        features: Sequence[Feature],
+        embedding_dim: int,
+        *,
+        optimizer: Any = "adagrad",
+        initializer: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Opens the tables, or creates them."""
+        super().__init__()
+        self.features = list(features)
+        self.pooled = [feature.name for feature in features if not feature.is_sequence]
+        by_table: dict[str, list[Feature]] = {}
+        for feature in features:
+            by_table.setdefault(feature.table or feature.name, []).append(feature)
+        places = {feature.name: place for place, feature in enumerate(features)}
+        self._places = [[places[one.name] for one in some] for some in by_table.values()]
+        self.collection = EmbeddingBagCollection(
+            [
+                EmbeddingBagConfig(
+                    table,
+                    embedding_dim,
+                    [feature.name for feature in some],
+                    num_embeddings=some[0].num_embeddings,
+                    expected_rows=some[0].expected_rows,
+                    optimizer=optimizer,
+                    initializer=initializer,
+                    dtype=dtype,
+                )
+                for table, some in by_table.items()
+            ],
+            store=store,
+            include_last_offset=True,
+        )
+
+    def keys_of(self, batch: Batch) -> dict[RowTable, NDArray[np.int64]]:
+        """The keys that a forward with this batch reads, by table, for look-ahead."""
+        return {
+            table: np.concatenate([batch.feature_keys(place) for place in places])
+            for table, places in zip(self.collection.tables, self._places, strict=True)
+        }
+
+    def forward(self, keys: Tensor, offsets: Tensor) -> SequenceRows:
+        """The rows of a batch."""
+        given, lengths = {}, offsets[:0]
+        for feature, bag in zip(
+            self.features, bags(keys, offsets, len(self.features)), strict=True
+        ):
+            if feature.is_sequence:  # each id is a bag of its own
+                given[feature.name] = (bag[0], torch.arange(len(bag[0]) + 1))
+                lengths = torch.diff(bag[1])
+            else:
+                given[feature.name] = bag
+        rows = self.collection(given)
+        pooled = torch.stack([rows[name] for name in self.pooled], 1)
+        return SequenceRows(pooled, rows[ITEM], rows[HISTORY], rows[NEGATIVES], lengths)
 
 
 class MemoryEmbeddings(nn.Module):  # type: ignore[misc]

@@ -6,19 +6,27 @@ When there are too many, neighbours are merged, so a run of any length is descri
 from __future__ import annotations
 
 from time import perf_counter
+from typing import Protocol
 
 from embedrock.report.counters import Counters
 from embedrock.report.points import Point, merged
 from embedrock.store import Store
-from embedrock.training.trainer import Trainer
+from embedrock.training.trainer import Seconds
 
 _POINTS_MAX = 200
+
+
+class Timed(Protocol):
+    """A trainer, of whatever model."""
+
+    seconds: Seconds
+    """Where the time of all its steps so far went."""
 
 
 class History:
     """Takes every step of a run and keeps points. Its clock runs from `resume` to `pause`."""
 
-    def __init__(self, trainer: Trainer, store: Store | None, steps_per_point: int = 1) -> None:
+    def __init__(self, trainer: Timed, store: Store | None, steps_per_point: int = 1) -> None:
         """Of a trainer, and of the store that its tables are in, if they are in one; a point is
         taken every so many steps to begin with. The clock runs from here on."""
         self._trainer = trainer

@@ -8,7 +8,6 @@ with the same bits as one that was not.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -19,29 +18,35 @@ from typing import Any
 import torch
 
 import embedrock
-from embedrock import _core, initializers
-from embedrock.ahead.window import WINDOW_GROUP
+from embedrock import initializers
 from embedrock.commits import PendingCommit
-from embedrock.data import Batch, DataError, Dataset, Position, crosses, movielens
+from embedrock.data import Batch, DataError, Dataset, Position, crosses, movielens, sequences
 from embedrock.data.formats import streamed_format
 from embedrock.data.streamed import Mark, Scan, StreamedDataset, scan
 from embedrock.data.text import Head
 from embedrock.errors import (
     EmbedrockError,
     FullError,
-    MismatchError,
     MisuseError,
-    NotFoundError,
 )
-from embedrock.models.dlrm import DLRM, DLRMConfig
+from embedrock.models.base import ClickModel
 from embedrock.observe.step_report import StepReport
 from embedrock.report.progress import Sink, Task
 from embedrock.store import Store
 from embedrock.training.batches import ReadAhead, all_epochs
-from embedrock.training.embeddings import StoreEmbeddings
 from embedrock.training.history import History
 from embedrock.training.interrupt import Interrupt
-from embedrock.training.options import Recipe, TrainOptions
+from embedrock.training.models import over_store
+from embedrock.training.options import TrainOptions
+from embedrock.training.stored import (
+    KEEP,
+    PROGRAM,
+    check_continues,
+    create,
+    open_stored,
+    row_optimizer,
+    stored_run,
+)
 from embedrock.training.trainer import Trainer
 
 #: Samples predicted at once while evaluating; results do not depend on it beyond rounding.
@@ -51,22 +56,10 @@ _SHOWN_LOSSES = 100
 _REPORT_ROWS = 200
 #: Half the width of the uniform initial rows, small against what training makes of them.
 _INITIAL = 0.01
-#: Commits that stay in the store.
-_KEEP = 2
-#: Commits that meet a full disk: after `_KEEP`, all that are kept hold the same rows, and the next
+#: Commits that meet a full disk: after `KEEP`, all that are kept hold the same rows, and the next
 #: one reuses what they have released. In runs with disks of half their usual size, a third ended
 #: what two had left full.
-_RELEASING_COMMITS = _KEEP + 1
-
-_WITH_EPS = {
-    kind.kind: kind
-    for kind in (
-        embedrock.optim.Adagrad,
-        embedrock.optim.RowWiseAdagrad,
-        embedrock.optim.Adam,
-        embedrock.optim.RowWiseAdam,
-    )
-}
+_RELEASING_COMMITS = KEEP + 1
 
 
 @dataclass
@@ -77,7 +70,7 @@ class _Run:
     store: Store
     dataset: Dataset
     scan: Scan | None
-    model: DLRM
+    model: ClickModel
     trainer: Trainer
     position: Position
     step: int
@@ -87,7 +80,7 @@ class _Run:
     history: History
     report: StepReport
     #: What gives the batches; None before there is one.
-    ahead: ReadAhead | None = None
+    ahead: ReadAhead[Batch] | None = None
     #: The last commit, unless it was waited for: it may be under way.
     pending: PendingCommit | None = None
     #: What was told while it was under way, and belongs into reports.
@@ -136,7 +129,7 @@ class _Run:
         if last == self.step and not again:
             return
         meta = {
-            "program": "embedrock train",
+            "program": PROGRAM,
             "settings": self.options.fixed(),
             "changeable": self.options.changeable(),
             "max_disk_bytes": self.options.max_disk_bytes,
@@ -226,34 +219,25 @@ def train(options: TrainOptions, sink: Sink) -> dict[str, Any]:
 
 def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _Run:
     """Opens data and store, makes the model, and goes to the last commit if that was asked for."""
-    store = _open_stored(options, stack)
-    stored = None if store is None else _stored_run(store, options)
+    store = open_stored(options, stack)
+    stored = None if store is None else stored_run(store, options)
     if stored is not None:
         options = _continuing(stored, options)
     options.check_pipeline()
+    options.check_model()
     head = _check_data(stored, options)
     found = None if stored is None else _scan_from_meta(stored["scan"])
     dataset, found, bad_lines = _open_data(options, found, sink)
     if store is None:
-        store = stack.enter_context(_open(options))
+        store = create(options, stack)
 
     recipe = options.recipe
-    embeddings = StoreEmbeddings(
-        store,
-        dataset.features,
-        recipe.embedding_dim,
-        optimizer=recipe.optimizer,
-        initializer=initializers.uniform(-_INITIAL, _INITIAL),
-        dtype=getattr(torch, recipe.dtype),
-    )
-    torch.manual_seed(options.seed)
-    sizes = (dataset.num_dense, len(dataset.features), recipe.embedding_dim)
-    config = DLRMConfig(*sizes, recipe.bottom, recipe.top)
-    model = DLRM(config, embeddings)
+    initializer = initializers.uniform(-_INITIAL, _INITIAL)
+    model = over_store(recipe, store, dataset, initializer=initializer, seed=options.seed)
     trainer = Trainer(
         model,
         [
-            _table_optimizer(model, recipe),
+            row_optimizer(model, recipe),
             torch.optim.Adagrad(model.dense_modules().parameters(), lr=recipe.dense_lr),
         ],
     )
@@ -278,79 +262,14 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
     )
 
 
-def _table_optimizer(model: DLRM, recipe: Recipe) -> embedrock.optim.RowOptimizer:
-    if recipe.optimizer == "sgd":
-        return embedrock.optim.SGD(model, lr=recipe.lr)
-    return _WITH_EPS[recipe.optimizer](model, lr=recipe.lr, eps=recipe.eps)
-
-
-def _open_stored(options: TrainOptions, stack: contextlib.ExitStack) -> Store | None:
-    """The store, if there is one. Options and paths with which none can be made are found out here,
-    before the data are read, which may take long; it is made when these are known to be good."""
-    with contextlib.suppress(NotFoundError):
-        return stack.enter_context(_open(options, create=False))
-    path = options.store.absolute()
-    _core.check_place(path)
-    place = next(place for place in (path, *path.parents) if os.path.exists(place))
-    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
-        raise MisuseError(
-            f"{options.store} cannot be made: {place} is no directory that may be written to; "
-            f"name another --store"
-        )
-    return None
-
-
-def _open(options: TrainOptions, *, create: bool = True) -> Store:
-    return embedrock.open(
-        options.store,
-        options.memory,
-        seed=options.seed,
-        max_disk_bytes=options.max_disk_bytes,
-        io=options.io,
-        policy=options.policy,
-        window_bytes=options.window_bytes,
-        window_group=WINDOW_GROUP if options.window_group is None else options.window_group,
-        keep=_KEEP,
-        create=create,
-    )
-
-
-def _stored_run(store: Store, options: TrainOptions) -> dict[str, Any] | None:
-    """What the store says of the run that it holds; None when it holds none."""
-    if store.step is None:
-        return None
-    if not options.resume:
-        raise MisuseError(
-            f"{store.path} holds a run at step {store.step}; add --resume to go on with it, "
-            f"or name another --store"
-        )
-    meta = store.meta
-    if not isinstance(meta, dict) or meta.get("program") != "embedrock train":
-        raise MismatchError(
-            f"{store.path} was not written by embedrock train; name another --store"
-        )
-    return meta
-
-
 def _continuing(stored: dict[str, Any], options: TrainOptions) -> TrainOptions:
     """The options with which a stored run goes on: its own, except for what was asked for."""
     changeable = stored.get("changeable", {})  # older stores do not have it
     # Older stores do not name these.
-    settings = {"dtype": "float32", "optimizer": "adagrad", **stored["settings"]}
+    unnamed = {"dtype": "float32", "optimizer": "adagrad", "model": "dlrm", "model_options": {}}
+    settings = {**unnamed, **stored["settings"]}
     options = options.continuing({**settings, **changeable})
-    for name, value in options.fixed().items():
-        if settings.get(name) != value:
-            raise MismatchError(
-                f"{name} is {value}, but the run in {options.store} has "
-                f"{settings.get(name)}; pass that, or name another --store"
-            )
-    for name, value in options.changeable().items():
-        before = changeable.get(name, value)
-        if before != value:
-            print(f"{name} is {value} from here on, it was {before}", file=sys.stderr)
-    most = stored.get("max_disk_bytes")
-    if most is not None and options.max_disk_bytes is None:
-        print(f"nothing bounds the disk from here on, it was --max-disk {most}", file=sys.stderr)
+    check_continues(options, stored, settings)
     return options
 
 
@@ -376,13 +295,37 @@ def _open_data(
 ) -> tuple[Dataset, Scan | None, int]:
     """The data set, for streamed files what a pass over the file found, and how many malformed
     lines were skipped."""
+    holdout, seed = options.holdout, options.seed
+    model = options.recipe.kind
     if options.format == "movielens":
         with Task(sink, "reading ratings"):
             ratings = movielens.read(options.data, skip_bad_lines=options.skip_bad_lines)
         bad = ratings.bad_lines
         _tell_skipped(bad.count, bad.first)
-        dataset = crosses.click_dataset(ratings, holdout=options.holdout, seed=options.seed)
+        if model.sequences:
+            most = options.recipe.model_options["max_history"]
+            rated = sequences.rated_dataset(ratings, max_history=most, holdout=holdout, seed=seed)
+            return rated, None, bad.count
+        several = model.several_targets
+        dataset = crosses.click_dataset(
+            ratings, several_targets=several, holdout=holdout, seed=seed
+        )
         return dataset, None, bad.count
+    if options.format == "sessions":
+        with Task(sink, "reading sessions"):
+            found_sessions = sequences.read_sessions(
+                options.data, skip_bad_lines=options.skip_bad_lines
+            )
+        bad = found_sessions.bad_lines
+        _tell_skipped(bad.count, bad.first)
+        if found_sessions.too_short:
+            count = found_sessions.too_short
+            print(f"{count} sessions of one item are left out: none follows it", file=sys.stderr)
+        most = options.recipe.model_options["max_history"]
+        two_each = sequences.session_dataset(
+            found_sessions, max_history=most, holdout=holdout, seed=seed
+        )
+        return two_each, None, bad.count
     kind = streamed_format(options.format, options.data, options.columns)
     if found is None:
         with Task(sink, "scanning data", _plain_bytes(options.data)) as task:
@@ -418,7 +361,12 @@ def _train_epochs(run: _Run, sink: Sink, interrupt: Interrupt) -> None:
     """Trains from the run's position to the end of the last epoch, or to an interrupt."""
     recipe, options = run.options.recipe, run.options
     per_epoch = run.dataset.num_train() or 0
-    run.ahead = ReadAhead(all_epochs(run.dataset, recipe, run.position), run.model, options)
+    run.ahead = ReadAhead(
+        all_epochs(run.dataset, recipe, run.position),
+        run.model,
+        run.model.embeddings.keys_of,
+        options,
+    )
     with (
         Task(sink, "training", per_epoch * recipe.epochs) as task,
         run.ahead,
@@ -532,6 +480,12 @@ def _result(run: _Run, evaluation: Any) -> dict[str, Any]:
         "test_samples": evaluation.samples if evaluated else 0,
         "auc": evaluation.auc if evaluated else None,
         "log_loss": evaluation.log_loss if evaluated else None,
+        "targets": {
+            name: {"auc": found[0], "log_loss": found[1]}
+            for name, found in zip(
+                run.dataset.targets, evaluation.by_target if evaluated else (), strict=False
+            )
+        },
         "time": run.trainer.seconds.as_dict(),
         "bad_lines": run.bad_lines,
         "settings": run.options.settings(),

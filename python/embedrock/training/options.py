@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
-from embedrock.ahead.permits import staleness_bound_of
 from embedrock.data.csv import Columns
 from embedrock.errors import MisuseError
+from embedrock.models.registry import Kind, kind_of
+from embedrock.training.run_options import RunOptions
 
-FORMATS = ("criteo", "avazu", "movielens", "csv")
-
-IoName: TypeAlias = Literal["auto", "uring", "pread"]
-PolicyName: TypeAlias = Literal["lru", "lfu"]
+FORMATS = ("criteo", "avazu", "movielens", "csv", "sessions")
+#: Formats with histories, for models that read them.
+SEQUENCE_FORMATS = ("movielens", "sessions")
 
 #: Optimizers that tables can have here.
 OPTIMIZERS = ("adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "sgd")
 
 #: The fields of a recipe, by whether a run can go on with others.
-_FIXED = ("batch_size", "embedding_dim", "bottom", "top", "optimizer", "eps", "dtype")
+_FIXED = (
+    *("model", "model_options", "batch_size", "embedding_dim", "bottom", "top"),
+    *("optimizer", "eps", "dtype"),
+)
 _CHANGEABLE = ("epochs", "lr", "dense_lr", "lr_decay")
 
 
@@ -32,7 +34,7 @@ class Recipe:
     epochs: int
     batch_size: int
     embedding_dim: int
-    #: Hidden layers of the two MLPs.
+    #: Hidden layers of the two MLPs of DLRM; other models have theirs in `model_options`.
     bottom: tuple[int, ...]
     top: tuple[int, ...]
     #: Learning rates of the tables, and of the dense part, which has Adagrad.
@@ -46,6 +48,14 @@ class Recipe:
     dtype: str = "float32"
     #: What the tables are trained with, by the names of `embedrock.optimizers`.
     optimizer: str = "adagrad"
+    #: The model, by its name in `embedrock.models.registry`, and all of its options.
+    model: str = "dlrm"
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Kind:
+        """The model, before it is made."""
+        return kind_of(self.model)
 
     @classmethod
     def of_format(cls, data_format: str, given: Mapping[str, Any] | None = None) -> Recipe:
@@ -57,6 +67,13 @@ class Recipe:
             raise MisuseError(f"format is {data_format!r}, expected one of {', '.join(FORMATS)}")
         chosen = {name: value for name, value in (given or {}).items() if value is not None}
         recipe = replace(DEFAULTS[data_format], **chosen)
+        for name in ("bottom", "top"):
+            if recipe.model != "dlrm" and name in chosen:
+                raise MisuseError(
+                    f"{name} is given, but model is {recipe.model}, whose layers are among its own "
+                    f"options: {', '.join(recipe.kind.defaults())}"
+                )
+        recipe = replace(recipe, model_options=recipe.kind.checked(recipe.model_options))
         if recipe.optimizer not in OPTIMIZERS:
             raise MisuseError(
                 f"optimizer is {recipe.optimizer!r}, expected one of {', '.join(OPTIMIZERS)}"
@@ -79,7 +96,8 @@ class Recipe:
         plain: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
         }
-        return cls(**plain)
+        recipe = cls(**plain)
+        return replace(recipe, model_options=recipe.kind.checked(recipe.model_options))
 
 
 _CRITEO = Recipe(
@@ -103,6 +121,7 @@ DEFAULTS = {
     "criteo": _CRITEO,
     "avazu": replace(_CRITEO, bottom=(64,)),
     "csv": replace(_CRITEO, bottom=(64,)),
+    "sessions": replace(_CRITEO, batch_size=256, embedding_dim=32, dense_lr=0.003),
     "movielens": Recipe(
         epochs=3,
         batch_size=256,
@@ -117,42 +136,17 @@ DEFAULTS = {
 }
 
 
-@dataclass(frozen=True)
-class TrainOptions:
-    """A training run."""
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(RunOptions):
+    """A training run on clicks."""
 
-    data: Path
     format: str
-    store: Path
     recipe: Recipe
-    memory: str = "10%"
-    resume: bool = False
+    given: frozenset[str] = frozenset(field.name for field in fields(Recipe))
     #: The columns of a csv file; no other format has any.
     columns: Columns | None = None
-    #: Which fields of the recipe, and which of `pipeline` and `staleness_bound`, were asked for; a
-    #: resumed run has the others as it had them.
-    given: frozenset[str] = frozenset(field.name for field in fields(Recipe))
     #: Share of the samples, the last ones, that is kept for evaluation.
     holdout: float = 0.1
-    commit_every: int = 1000
-    skip_bad_lines: bool = False
-    threads: int | None = None
-    seed: int = 0
-    max_disk_bytes: int | None = None
-    io: IoName = "auto"
-    policy: PolicyName = "lfu"
-    #: Most batches that are announced to the store ahead of their use; 0: none.
-    lookahead_depth: int = 512
-    #: Most bytes of the memory that announced batches take, and most of them whose rows are read
-    #: together; None: as `embedrock.open` has it.
-    window_bytes: int | None = None
-    window_group: int | None = None
-    #: Rows are read and updated on threads beside the trainer's, where that is faster.
-    pipeline: bool = False
-    #: Batches whose rows a pipeline reads ahead; None: 2, more with a staleness bound.
-    read_ahead: int | None = None
-    #: How many batches that touch a row may not be applied yet when a pipeline reads it.
-    staleness_bound: float = 0
 
     def check(self) -> None:
         """Errors: MisuseError naming the option, what came and what was expected."""
@@ -164,37 +158,42 @@ class TrainOptions:
             )
         if self.columns is not None:
             self.columns.check()
-        for name in ("commit_every", "threads", "window_bytes", "window_group", "read_ahead"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise MisuseError(f"{name} is {value}, expected 1 or more")
         if not 0 <= self.holdout < 1:
             raise MisuseError(f"holdout is {self.holdout}, expected 0 to less than 1")
-        if self.lookahead_depth < 0:
-            raise MisuseError(f"lookahead_depth is {self.lookahead_depth}, expected 0 or more")
-        for name, value in self._window().items():
-            if value is not None and self.lookahead_depth == 0:
-                raise MisuseError(
-                    f"{name} is {value}, but lookahead_depth is 0: no batch is announced; leave "
-                    f"one of the two out"
-                )
-        staleness_bound_of(self.staleness_bound)
-        if self.staleness_bound > 0 and not self.pipeline:
-            raise MisuseError(
-                f"staleness_bound is {self.staleness_bound} without a pipeline, which alone reads "
-                f"rows before the last updates of them; set pipeline, or leave the bound at 0"
-            )
+        super().check()
 
-    def check_pipeline(self) -> None:
-        """What can be said once a stored run has said whether it has a pipeline.
+    def check_model(self) -> None:
+        """Whether the data have what the model takes, once a stored run has said which it is.
 
         Errors: MisuseError.
         """
-        if self.read_ahead is not None and not self.pipeline:
+        kind, has = self.recipe.kind, self.format in SEQUENCE_FORMATS
+        several = self.format == "movielens" or len(self.labels) > 1
+        if kind.sequences and not has:
             raise MisuseError(
-                f"read_ahead is {self.read_ahead} without a pipeline, whose batches these are; set "
-                f"pipeline, or leave it out"
+                f"model {kind.name} reads histories, which format {self.format} has not; use "
+                f"{' or '.join(SEQUENCE_FORMATS)}"
             )
+        if self.format == "sessions" and not kind.sequences:
+            raise MisuseError(
+                f"format sessions is for models that read histories, and {kind.name} is none; use "
+                f"model dien"
+            )
+        if kind.several_targets and not several:
+            raise MisuseError(
+                f"model {kind.name} predicts several targets, and format {self.format} has one "
+                f"here; use movielens, or csv with several columns as label"
+            )
+        if not kind.several_targets and len(self.labels) > 1:
+            raise MisuseError(
+                f"label names {len(self.labels)} columns, and model {kind.name} predicts one "
+                f"target; name one, or use model mmoe"
+            )
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns of labels of a csv file; no other format has any."""
+        return () if self.columns is None else self.columns.labels
 
     def fixed(self) -> dict[str, Any]:
         """What a continuation must have the same, as JSON; otherwise it would be another run."""
@@ -206,17 +205,7 @@ class TrainOptions:
 
     def changeable(self) -> dict[str, Any]:
         """The rest of the recipe, as JSON: what a continuation may have otherwise if it says so."""
-        bound = self.staleness_bound if math.isfinite(self.staleness_bound) else "inf"
-        how = {"pipeline": self.pipeline, "staleness_bound": bound}
-        return {**self._of_recipe(_CHANGEABLE), **how}
-
-    def settings(self) -> dict[str, Any]:
-        """All that a reader of results wants to know, as JSON."""
-        ahead = {"lookahead_depth": self.lookahead_depth, "read_ahead": self.read_ahead}
-        return {**self.fixed(), **self.changeable(), **ahead, **self._window()}
-
-    def _window(self) -> dict[str, int | None]:
-        return {"window_bytes": self.window_bytes, "window_group": self.window_group}
+        return {**self._of_recipe(_CHANGEABLE), **self._pipeline()}
 
     def continuing(self, stored: Mapping[str, Any]) -> TrainOptions:
         """These options with all of the recipe that was not asked for as it is stored, by name."""
@@ -225,17 +214,17 @@ class TrainOptions:
             for name, value in stored.items()
             if name in (*_FIXED, *_CHANGEABLE) and name not in self.given
         }
-        options = replace(self, recipe=replace(self.recipe, **kept))
-        kept_bound = stored.get("staleness_bound", 0)
-        bound = math.inf if kept_bound == "inf" else int(kept_bound)
-        # Older stores do not say whether a pipeline was asked for; a bound takes one.
-        pipeline = bool(stored.get("pipeline", bound > 0))
-        if "pipeline" not in self.given and self.staleness_bound == 0:
-            options = replace(options, pipeline=pipeline)
-        if "staleness_bound" not in self.given and options.pipeline:
-            options = replace(options, staleness_bound=bound)
-        return options
+        recipe = replace(self.recipe, **kept)
+        if "model_options" in kept and recipe.model == stored.get("model"):
+            recipe = replace(recipe, model_options=recipe.kind.checked(kept["model_options"]))
+        return replace(self, recipe=recipe)._with_pipeline_of(stored)
 
     def _of_recipe(self, names: Sequence[str]) -> dict[str, Any]:
-        values = {name: getattr(self.recipe, name) for name in names}
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+        layers = ("bottom", "top") if self.recipe.model != "dlrm" else ()
+        return {k: _as_json(getattr(self.recipe, k)) for k in names if k not in layers}
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _as_json(one) for name, one in value.items()}
+    return list(value) if isinstance(value, tuple) else value

@@ -9,10 +9,10 @@ from time import perf_counter
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from embedrock.data import Batch
-from embedrock.models.dlrm import DLRM
+from embedrock.models.base import ClickModel
 from embedrock.training.auc import auc, log_loss
 
 
@@ -46,27 +46,31 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a model predicts held-out samples. NaN when there are none (or one class only)."""
+    """How well a model predicts held-out samples. NaN when there are none (or one class only).
+
+    Of several targets, AUC and log loss are the means of what each has.
+    """
 
     samples: int
     auc: float
     log_loss: float
+    #: AUC and log loss of each target, in the order of the labels' columns.
+    by_target: tuple[tuple[float, float], ...] = ()
 
 
 class Trainer:
     """A click model with its optimizers: the one for tables and the one for the dense part.
 
-    `step` is the whole of training: forward, loss (mean binary cross entropy), backward, both
-    optimizers. The order of arithmetic does not depend on where the tables are.
+    `step` is the whole of training: forward, loss (the model's own), backward, both optimizers.
+    The order of arithmetic does not depend on where the tables are.
     """
 
-    def __init__(self, model: DLRM, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, model: ClickModel, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Takes the model and all of its optimizers."""
         self.model = model
         self.optimizers = list(optimizers)
         self.seconds = Seconds()
         self._base_lr = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
-        self._loss = nn.BCEWithLogitsLoss()
 
     def scale_learning_rates(self, factor: float) -> None:
         """Sets every learning rate to `factor` times the one that the optimizer was made with."""
@@ -81,7 +85,7 @@ class Trainer:
         dense, keys, offsets = _tensors(batch)
         embedded = self.model.embeddings(keys, offsets)
         fetched = perf_counter()
-        loss = self._loss(self.model.head(dense, embedded), torch.from_numpy(batch.labels))
+        loss = self.model.loss(dense, embedded, torch.from_numpy(batch.labels))
         loss.backward()
         value = float(loss.item())
         computed = perf_counter()
@@ -114,7 +118,10 @@ class Trainer:
         if not labels:
             return Evaluation(0, float("nan"), float("nan"))
         y, z = np.concatenate(labels), np.concatenate(logits)
-        return Evaluation(len(y), auc(y, z), log_loss(y, z))
+        columns = zip(y.reshape(len(y), -1).T, z.reshape(len(z), -1).T, strict=True)
+        found = [(auc(one, other), log_loss(one, other)) for one, other in columns]
+        means = [float(np.mean(figures)) for figures in zip(*found, strict=True)]
+        return Evaluation(len(y), means[0], means[1], tuple(found))
 
 
 def _tensors(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

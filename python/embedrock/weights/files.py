@@ -5,26 +5,36 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from embedrock._arguments import file_errors, function, instance, named_path, shown, text, whole
+from embedrock._arguments import (
+    file_errors,
+    flag,
+    function,
+    instance,
+    named_path,
+    shown,
+    text,
+    whole,
+)
 from embedrock._arrays import ArrayLike, as_host, as_keys, crossing_dtype
 from embedrock._verbs import Floats
 from embedrock.errors import (
     BudgetError,
     CorruptError,
-    EmbedrockError,
     MismatchError,
     MisuseError,
     NotFoundError,
 )
 from embedrock.table import Table
-from embedrock.weights import safetensors
+from embedrock.weights import arrow, safetensors
+from embedrock.weights.blocks import blocks, contents, ids_of
+from embedrock.weights.drafts import Draft, atomic
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["export", "load", "to_torch"]
 
 Progress = Callable[[int, int], object]
-_BLOCK_BYTES = 16 << 20  # long enough for full device speed, small beside any budget
+_SUFFIXES = ".npy, .safetensors, .parquet or .arrow"
 
 
 def load(
@@ -41,6 +51,7 @@ def load(
     *,
     name: str | None = None,
     keys: ArrayLike | None = None,
+    state: bool = False,
     progress: Progress | None = None,
 ) -> int:
     """Writes existing rows into a table and returns how many.
@@ -51,11 +62,19 @@ def load(
     are found without being named. Rows start with initial optimizer state. Values are rounded to
     the table's dtype, to nearest. ``progress(done, total)`` counts rows.
 
+    Or it is a ``.parquet`` or ``.arrow`` file, or anything that gives a stream of Arrow
+    (``__arrow_c_stream__``): a table or reader of pyarrow, a frame of polars or pandas, a relation
+    of DuckDB. The column ``"key"`` has keys, if there is one, and ``name``, ``"embedding"`` or the
+    only column of lists of floats has rows. ``state`` takes the optimizer state of the column
+    ``"state"``, too. That is streamed, and its rows are counted as they come where the source does
+    not know how many there are.
+
     Shapes: ``source (N, embedding_dim)``, ``keys (N,)``; without keys, ``N`` is ``num_embeddings``
     of a dense table.
 
     Errors: ``MismatchError`` for another shape; ``NotFoundError``, ``CorruptError``,
-    ``UnsupportedError`` for files; those of ``Table.put``, with earlier blocks written.
+    ``UnsupportedError`` for files; those of ``Table.put``, with earlier blocks written;
+    ``ModuleNotFoundError`` for Arrow without pyarrow.
 
     Durability: with the next commit.
 
@@ -67,6 +86,12 @@ def load(
     function("progress", progress, "rows done and in all")
     if name is not None:
         text("name", name)
+    if arrow.is_source(source):
+        if keys is not None:
+            raise MisuseError('keys of Arrow are those of its column "key"; leave keys= out')
+        return arrow.load(table, source, name, flag("state", state), progress)
+    if flag("state", state):
+        raise MisuseError("state=True takes the state of Parquet or Arrow; this source has none")
     rows, found_keys = _open_source(source, name)
     given: Any = found_keys if keys is None else keys
     _check_shape(table, rows.shape, keyed=given is not None)
@@ -76,7 +101,7 @@ def load(
         flat = as_keys(given).flat
         if flat.size != total:
             raise MismatchError(f"there are {flat.size} keys for {total} rows, expected one each")
-    for start, stop in _blocks(table, total):
+    for start, stop in blocks(table, total):
         block = np.arange(start, stop) if flat is None else flat[start:stop]
         table.put(block, _as_float32(rows, start, stop), reset_state=True)
         if progress is not None:
@@ -88,18 +113,26 @@ def export(
     table: Table,
     path: str | os.PathLike[str],
     *,
-    name: str = "weight",
+    name: str | None = None,
+    state: bool = False,
     progress: Progress | None = None,
 ) -> int:
-    """Writes a table's rows to a ``.npy`` or ``.safetensors`` file and returns how many.
+    """Writes a table's rows to a file and returns how many: ``.npy``, ``.safetensors``,
+    ``.parquet`` or ``.arrow``.
 
     A dense table gives all its rows in the order of ids, never written ones as their initial rows.
     A growing table gives its written rows, in the engine's order, and their keys; so does one in an
     lsm with ``num_embeddings`` and ``expected_rows`` of less than a third of that. ``name`` is the
-    rows' name in a safetensors file. The table should not change meanwhile.
+    rows' name: ``"weight"`` in a safetensors file unless it is given, ``"embedding"`` in Parquet
+    and Arrow. These have keys always, a row group or batch for each block, the table's name and
+    the store's step in the metadata, and with ``state`` the optimizer state
+    (:func:`to_arrow` describes the columns). The table should not change meanwhile.
 
-    Shapes: rows ``(N, embedding_dim)`` of the table's dtype, float32 of a quantised one, keys
-    ``(N,)`` int64.
+    Shapes: rows ``(N, embedding_dim)`` of the table's dtype, float32 of a quantised one (and of
+    bfloat16 in ``.npy``, Parquet and Arrow), keys ``(N,)`` int64.
+
+    Errors: ``MisuseError`` for ``state`` in a file that has no place for it; ``IoError``;
+    ``ModuleNotFoundError`` for Parquet and Arrow without pyarrow.
 
     Blocking: reads the whole table.
 
@@ -113,8 +146,15 @@ def export(
     """
     instance("table", table, Table)
     function("progress", progress, "rows done and in all")
-    target, name = named_path("path", path), text("name", name)
-    size = _ids_of(table)
+    target = named_path("path", path)
+    if name is not None:
+        text("name", name)
+    if target.suffix in arrow.SUFFIXES:
+        return arrow.export(table, target, name or "embedding", flag("state", state), progress)
+    if flag("state", state):
+        raise MisuseError(f"{target} has no place for state; export to .parquet or .arrow")
+    name = name or "weight"
+    size = ids_of(table)
     dense = size is not None
     total = len(table) if size is None else size
     shape = (total, table.embedding_dim)
@@ -126,20 +166,20 @@ def export(
             stored = crossing_dtype(table.dtype)
             kind = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[stored]
             first, begins = safetensors.header({**arrays, name: (kind, shape)}, {"format": "pt"})
-            file = stack.enter_context(_atomic(target))
+            file = stack.enter_context(atomic(target))
             file.write(first, at=0)
             rows_at = (file, begins[name])
             keys_at = None if dense else (file, begins["keys"])
         elif target.suffix == ".npy":
             stored = "float16" if table.dtype == "float16" else "float32"
             descr = np.dtype(stored).newbyteorder("<").str
-            rows_at = _start_npy(stack.enter_context(_atomic(target)), descr, shape)
+            rows_at = _start_npy(stack.enter_context(atomic(target)), descr, shape)
             keys_at = None
             if not dense:
-                keys_file = stack.enter_context(_atomic(_keys_path(target)))
+                keys_file = stack.enter_context(atomic(_keys_path(target)))
                 keys_at = _start_npy(keys_file, "<i8", (total,))
         else:
-            raise MisuseError(f"path ends in {target.suffix!r}, expected .npy or .safetensors")
+            raise MisuseError(f"path ends in {target.suffix!r}, expected {_SUFFIXES}")
         _write_rows(table, total, stored, rows_at, keys_at, progress)
     return total
 
@@ -178,7 +218,7 @@ def to_torch(table: Table, *, padding_idx: int | None = None) -> torch.nn.Embedd
         if padding_idx >= size:
             raise MisuseError(f"padding_idx is {padding_idx}, expected {-size} to {size - 1}")
     rows = torch.empty(size, table.embedding_dim, dtype=dtype)
-    for start, stop in _blocks(table, size):
+    for start, stop in blocks(table, size):
         table.get(np.arange(start, stop), out=rows[start:stop])
     return torch.nn.Embedding.from_pretrained(rows, freeze=False, padding_idx=padding_idx)
 
@@ -188,7 +228,7 @@ def _open_source(source: Any, name: str | None) -> tuple[Any, npt.NDArray[Any] |
     if isinstance(source, (str, os.PathLike)):
         path = named_path("source", source)
         if path.suffix not in (".npy", ".safetensors"):
-            raise MisuseError(f"source ends in {path.suffix!r}, expected .npy or .safetensors")
+            raise MisuseError(f"source ends in {path.suffix!r}, expected {_SUFFIXES}")
         if not path.exists():
             raise NotFoundError(f"source {path} does not exist")
         with file_errors(f"reading {path}"):
@@ -270,49 +310,23 @@ def _check_shape(table: Table, shape: tuple[int, ...], keyed: bool) -> None:
     )
 
 
-def _blocks(table: Table, total: int) -> Iterator[tuple[int, int]]:
-    rows = max(1, _BLOCK_BYTES // (table.embedding_dim * 4))
-    return ((start, min(start + rows, total)) for start in range(0, total, rows))
-
-
 def _write_rows(
     table: Table,
     total: int,
     stored: str,
-    rows_at: tuple[_Draft, int],
-    keys_at: tuple[_Draft, int] | None,
+    rows_at: tuple[Draft, int],
+    keys_at: tuple[Draft, int] | None,
     progress: Progress | None,
 ) -> None:
     """Writes rows of the dtype ``stored`` and keys from their places in the files on."""
     done = 0
-    for keys, values in _contents(table, total):
-        if done + len(keys) > total:
-            break
+    for keys, values in contents(table, total):
         _write_at(rows_at, done, _as_stored(values, stored))
         if keys_at is not None:
             _write_at(keys_at, done, keys.astype("<i8", copy=False))
         done += len(keys)
         if progress is not None:
             progress(done, total)
-    if done != total:
-        raise EmbedrockError(
-            f"table {table.name!r} had {total} rows when its export began and then changed; "
-            f"nothing was written, export it again while nothing writes to it"
-        )
-
-
-def _ids_of(table: Table) -> int | None:
-    """Ids of a table that is stored by id, all of which an export gives."""
-    return table.num_embeddings if table._by_id else None
-
-
-def _contents(table: Table, total: int) -> Iterator[tuple[npt.NDArray[np.int64], Floats]]:
-    if _ids_of(table) is None:
-        yield from table.items(max(1, _BLOCK_BYTES // (table.embedding_dim * 4)))
-        return
-    for start, stop in _blocks(table, total):
-        keys = np.arange(start, stop)
-        yield keys, table.get(keys)
 
 
 def _as_stored(values: Floats, stored: str) -> npt.NDArray[Any]:
@@ -322,13 +336,13 @@ def _as_stored(values: Floats, stored: str) -> npt.NDArray[Any]:
     return values.astype(np.dtype(stored).newbyteorder("<"), copy=False)
 
 
-def _write_at(place: tuple[_Draft, int], row: int, block: npt.NDArray[Any]) -> None:
+def _write_at(place: tuple[Draft, int], row: int, block: npt.NDArray[Any]) -> None:
     file, begin = place
     at = begin + row * (block.nbytes // len(block))
     file.write(np.ascontiguousarray(block).data, at=at)
 
 
-def _start_npy(file: _Draft, dtype: str, shape: tuple[int, ...]) -> tuple[_Draft, int]:
+def _start_npy(file: Draft, dtype: str, shape: tuple[int, ...]) -> tuple[Draft, int]:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": dtype, "fortran_order": False, "shape": shape}
@@ -339,58 +353,6 @@ def _start_npy(file: _Draft, dtype: str, shape: tuple[int, ...]) -> tuple[_Draft
 
 def _keys_path(path: Path) -> Path:
     return path.with_suffix(".keys.npy")
-
-
-class _Draft:
-    """A file that has no name yet. Its errors are ``IoError``."""
-
-    def __init__(self, path: Path) -> None:
-        """Makes it, beside where it goes."""
-        self._path = path
-        self._draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-        with self._errors():
-            self._file: IO[bytes] = self._draft.open("wb")
-
-    def write(self, content: bytes | memoryview, at: int) -> None:
-        """Writes at a place."""
-        with self._errors():
-            self._file.seek(at)
-            self._file.write(content)
-
-    def publish(self) -> None:
-        """Gives the file its name once its bytes are durable."""
-        with self._errors():
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            os.replace(self._draft, self._path)
-            directory = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
-
-    def discard(self) -> None:
-        """Leaves nothing; what has failed before is what is told."""
-        with contextlib.suppress(OSError):
-            self._file.close()
-        with contextlib.suppress(OSError):
-            self._draft.unlink(missing_ok=True)
-
-    def _errors(self) -> contextlib.AbstractContextManager[None]:
-        return file_errors(f"writing {self._path}")
-
-
-@contextlib.contextmanager
-def _atomic(path: Path) -> Iterator[_Draft]:
-    """A file that gets its name when the block ends well. Errors of the block stay as they are."""
-    file = _Draft(path)
-    try:
-        yield file
-        file.publish()
-    except BaseException:
-        file.discard()
-        raise
 
 
 def _free_memory_bytes() -> int:

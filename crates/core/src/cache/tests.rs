@@ -374,7 +374,7 @@ fn kept(row: &RowRef<'_>, set: u32) -> ModelRow {
 
 #[test]
 fn a_cache_behaves_like_a_map_with_eviction() {
-    let (seeds, steps) = if cfg!(miri) { (1, 400) } else { (20, 8000) };
+    let (seeds, steps) = if cfg!(miri) { (1, 400) } else { (7, 4000) };
     for seed in 1..=seeds {
         let (sets, ways) = (1 + (seed % 7) as u32, 12 + seed as usize);
         let caches = [PolicyKind::Lru, PolicyKind::Lfu]

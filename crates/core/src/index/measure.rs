@@ -49,7 +49,7 @@ fn growth(from: u64, to: u64, mut report: impl FnMut(&str, &SparseIndex)) -> f64
 
 #[test]
 fn memory_stays_below_eight_bytes_a_row_while_growing_and_shrinking() {
-    let worst = growth(1 << 20, 4 << 20, |_, _| ());
+    let worst = growth(1 << 18, 1 << 20, |_, _| ());
     assert!(worst <= 8.0, "{worst} bytes a row");
 }
 

@@ -1,9 +1,10 @@
 //! What a store holds in memory: row classes with their cache and log, tables, and the plan that
 //! divides the budget among them.
 //!
-//! Lock order: engine (shared by verbs; taken alone to capture a commit, by plan, modify, delete,
-//! new tables and close), unit of upkeep (only tried), class lock (the log), journal, then one set
-//! of the cache. Who holds one class lock, or the journal, only tries another.
+//! Lock order: creation of tables, engine (shared by verbs; taken alone to capture a commit, by
+//! plan, modify, delete, new tables and close), unit of upkeep (only tried), class lock (the log),
+//! journal, then one set of the cache. Who holds one class lock, or the journal, only tries
+//! another.
 //! `ARCHITECTURE.md` has the rest.
 
 use super::journal::{ClassRecord, TableRecord};

@@ -152,6 +152,10 @@ pub(crate) struct Inner {
     was_divided: AtomicBool,
     /// Held while a reader moves to another commit.
     refreshing: Mutex<()>,
+    /// How often it has moved. Changed by who has the engine alone, read by who shares it.
+    moves: AtomicU64,
+    /// Held while a table is made, with the measurement of the device that comes before.
+    creating: Mutex<()>,
     /// Held until close or drop; dies with the process.
     lock: Mutex<Option<WriterLock>>,
 }
@@ -417,6 +421,7 @@ impl Store {
             let read = files::state::read(&*self.inner.medium, self.inner.seed, state);
             // A commit that was made meanwhile may have removed the file.
             if read.is_ok() || self.inner.history.lock().last_state() == last {
+                let read = read.map_err(|damage| self.inner.with_whole_state(damage, state));
                 return self.inner.as_committed(read);
             }
         }
@@ -428,6 +433,8 @@ impl Store {
     pub fn close(&self) -> Result<Uncommitted> {
         self.inner.check_call()?;
         self.inner.window.stop();
+        // Who opens the store next may measure the device, in a file of the same name.
+        let _none = self.inner.creating.lock();
         let mut engine = self.inner.engine_alone();
         if engine.closed {
             return Ok(Uncommitted::default());

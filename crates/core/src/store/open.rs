@@ -226,6 +226,8 @@ impl Store {
             hold: Mutex::new(hold),
             noted: Mutex::new(noted),
             refreshing: Mutex::new(()),
+            moves: AtomicU64::new(0),
+            creating: Mutex::new(()),
             lock: Mutex::new(lock),
         };
         let store = Store { inner: Arc::new(Guarded(Some(inner))) };

@@ -389,6 +389,7 @@ impl Inner {
         self.unheld.store(next.hold.is_none(), Ordering::Relaxed);
         *self.noted.lock() = Some(next.noted);
         *self.hold.lock() = next.hold;
+        self.moves.fetch_add(1, Ordering::Relaxed);
         Ok(replace(&mut engine, new))
     }
 }

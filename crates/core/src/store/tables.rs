@@ -53,18 +53,19 @@ impl Store {
         let inner = &*self.inner;
         inner.check_call()?;
         if let Some(id) = self.find_table(&spec.name) {
-            compare(&self.table_info(id)?.spec, spec)?;
-            return Ok(id);
+            return self.table_as_stored(id, spec);
+        }
+        let _one = inner.creating.lock();
+        // Another thread may have made it.
+        if let Some(id) = self.find_table(&spec.name) {
+            return self.table_as_stored(id, spec);
         }
         inner.check_writable()?;
         let layout = spec.validate()?;
         inner.prepare_writing()?;
+        let measured = inner.measure_for(spec, &layout, page_bytes)?;
         let mut engine = inner.exclusive()?;
         inner.check_writable()?;
-        if engine.tables.iter().any(|t| t.record.spec.name == spec.name) {
-            drop(engine);
-            return self.table_in_pages(spec, page_bytes);
-        }
         if engine.tables.len() >= TABLES_MAX {
             bail!(Misuse, "a store holds at most {TABLES_MAX} tables");
         }
@@ -79,7 +80,7 @@ impl Store {
         let mut classes = engine.classes.iter();
         let class = match classes.find(|c| c.record.is_for(row_bytes, spec.storage)) {
             Some(class) => Ok(class.record.id),
-            None => Err(inner.new_class(&engine, row_bytes, spec, page_bytes)?),
+            None => Err(inner.new_class(&engine, row_bytes, spec, page_bytes, measured)?),
         };
         inner.check_budget(&engine, spec, &class)?;
         let (id, born) = (engine.tables.len() as u16, true);
@@ -96,6 +97,11 @@ impl Store {
         written.inspect_err(|_| engine.log_of(record.class).remove_table(id))?;
         engine.add_table(record)?;
         Ok(TableId(id))
+    }
+
+    fn table_as_stored(&self, id: TableId, spec: &TableSpec) -> Result<TableId> {
+        compare(&self.table_info(id)?.spec, spec)?;
+        Ok(id)
     }
 
     /// The table of this name, if there is one; none where [`check_call`](Self::check_call)
@@ -326,14 +332,56 @@ impl Inner {
         check("in its cold directory", needed.apart, apart.free_bytes()?.saturating_add(cold))
     }
 
-    /// What a class of rows of `row_bytes` shall be, stored as the table asks. Measures the device
-    /// for the first one.
+    /// Measures the device where the table needs a class that nothing was measured for. Takes up to
+    /// seconds, in which verbs of others go on: the engine is let go.
+    fn measure_for(
+        &self,
+        spec: &TableSpec,
+        layout: &RowLayout,
+        page_bytes: Option<usize>,
+    ) -> Result<Option<DeviceCurve>> {
+        let row_bytes = layout.row_bytes();
+        let large =
+            spec.new_rows_to_come().unwrap_or(0).saturating_mul(row_bytes as u64) >= LARGE_BYTES;
+        if spec.storage.is_direct() || (page_bytes.is_some() && !large) {
+            return Ok(None);
+        }
+        {
+            let engine = self.engine.read();
+            if engine.closed {
+                return Err(self.closed());
+            }
+            let is_there = |class: &Class| class.record.is_for(row_bytes, spec.storage);
+            if engine.classes.iter().any(is_there) || self.known_curve(&engine, spec).is_some() {
+                return Ok(None);
+            }
+            self.check_disk(&engine, spec, layout)?;
+        }
+        // Where most rows of such a class will lie: what is apart may be on another device.
+        let medium = match (spec.storage, self.medium.apart()) {
+            (kind, Some(apart)) if kind.has_bottom() => apart,
+            _ => &self.medium,
+        };
+        self.measure_device(&**medium, if large { MEASURE_SLICE_LARGE } else { MEASURE_SLICE })
+    }
+
+    /// What was measured for another class whose rows lie on the same device.
+    fn known_curve(&self, engine: &Engine, spec: &TableSpec) -> Option<DeviceCurve> {
+        let is_alike =
+            |class: &&Class| self.medium.apart().is_none() || class.record.storage == spec.storage;
+        let mut alike = engine.classes.iter().filter(is_alike);
+        alike.find_map(|class| class.record.curve.clone())
+    }
+
+    /// What a class of rows of `row_bytes` shall be, stored as the table asks, on a device that was
+    /// `measured` if none was before.
     fn new_class(
         &self,
         engine: &Engine,
         row_bytes: usize,
         spec: &TableSpec,
         page_bytes: Option<usize>,
+        measured: Option<DeviceCurve>,
     ) -> Result<NewClass> {
         // No page of such a class is read.
         let alignment = self.medium.alignment();
@@ -344,23 +392,7 @@ impl Inner {
         if let Some(page_bytes) = page_bytes {
             PageLayout::new(page_bytes.max(self.medium.alignment()), row_bytes, 0, self.seed)?;
         }
-        let rows = spec.new_rows_to_come().unwrap_or(0);
-        let large = rows.saturating_mul(row_bytes as u64) >= LARGE_BYTES;
-        // Where most rows of such a class will lie: what is apart may be on another device.
-        let medium = match (spec.storage, self.medium.apart()) {
-            (kind, Some(apart)) if kind.has_bottom() => apart,
-            _ => &self.medium,
-        };
-        let is_alike =
-            |class: &&Class| self.medium.apart().is_none() || class.record.storage == spec.storage;
-        let mut alike = engine.classes.iter().filter(is_alike);
-        let large = large && !spec.storage.is_direct();
-        let curve = match alike.find_map(|class| class.record.curve.clone()) {
-            Some(curve) => Some(curve),
-            None if page_bytes.is_some() && !large => None,
-            None if large => self.measure_device(&**medium, MEASURE_SLICE_LARGE)?,
-            None => self.measure_device(&**medium, MEASURE_SLICE)?,
-        };
+        let curve = self.known_curve(engine, spec).or(measured);
         let bounded = self.options.max_disk_bytes.is_some();
         let (page_bytes, choices) = match page_bytes.map(|b| b.max(alignment)) {
             Some(bytes) => (bytes, vec![bytes]),

@@ -63,6 +63,15 @@ pub(super) fn create(call: &mut Call<'_>) -> Outcome {
 
 impl Asked {
     fn resolve(self, name: &str, stored: Option<TableSpec>) -> Result<TableSpec, Refusal> {
+        if stored.is_none() && self.storage == Some(StorageKind::Pages) {
+            return Err(Refusal::coded(
+                "MISUSE",
+                format!(
+                    "new table '{name}': storage is 'pages', which `embedrock freeze` writes; \
+                     expected 'log', 'lsm' or 'pmem'"
+                ),
+            ));
+        }
         let optimizer = self.optimizer.map(|given| optimizer(name, given)).transpose()?;
         let usual = match stored {
             Some(stored) => stored,

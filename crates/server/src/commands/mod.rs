@@ -11,7 +11,7 @@ mod reads;
 mod routing;
 mod writes;
 
-pub(crate) use multi::Queue;
+pub(crate) use multi::{Queue, Queued};
 
 use crate::catalog::{Table, Tables};
 use crate::cluster::View;

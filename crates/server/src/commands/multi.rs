@@ -6,13 +6,51 @@
 
 use super::routing::check_names;
 use super::{Call, Command, Outcome, shown};
+use crate::options::Options;
 use crate::refusal::Refusal;
 use crate::resp::Arguments;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// All queues of a server take at most so many times what one may take.
+const QUEUES: usize = 16;
+
+/// Memory of all queues of a server. Relaxed: it orders nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Queued(AtomicUsize);
+
+/// A queue's part of the memory of all, given back with the queue.
+#[derive(Debug)]
+struct Part {
+    all: Arc<Queued>,
+    bytes: usize,
+}
+
+impl Part {
+    /// Takes more, where all together stay within `most`.
+    fn grow(&mut self, bytes: usize, most: usize) -> bool {
+        let fits = |all: usize| all.checked_add(bytes).filter(|all| *all <= most);
+        let grown = self.all.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok();
+        self.bytes += if grown { bytes } else { 0 };
+        grown
+    }
+
+    fn release(&mut self) {
+        self.all.0.fetch_sub(std::mem::take(&mut self.bytes), Ordering::Relaxed);
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
 
 /// Requests since `MULTI`.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Queue {
+    part: Part,
     bytes: Vec<u8>,
     arguments: Vec<Range<u32>>,
     /// Where the arguments of each request end.
@@ -24,6 +62,45 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
+    fn new(all: Arc<Queued>) -> Self {
+        Self {
+            part: Part { all, bytes: 0 },
+            bytes: Vec::new(),
+            arguments: Vec::new(),
+            ends: Vec::new(),
+            has_failed: false,
+            run: 0,
+        }
+    }
+
+    /// Takes memory for one more request.
+    ///
+    /// *Errors*: where this queue, or all queues together, would take more than they may.
+    fn grow(&mut self, bytes: usize, options: &Options) -> Outcome {
+        let most = options.max_request_bytes;
+        if self.part.bytes + bytes > most {
+            return Err(Refusal::new(format!(
+                "more than {most} bytes between MULTI and EXEC; send them in parts"
+            )));
+        }
+        let most = most.saturating_mul(QUEUES);
+        if !self.part.grow(bytes, most) {
+            return Err(Refusal::new(format!(
+                "more than {most} bytes between MULTI and EXEC of all connections ({QUEUES} times \
+                 --max-request-bytes); try again when others have sent EXEC, send the requests \
+                 without MULTI, or start the server with a larger --max-request-bytes"
+            )));
+        }
+        Ok(())
+    }
+
+    /// None of its requests will run, so that it keeps none.
+    fn fail(&mut self) {
+        self.has_failed = true;
+        (self.bytes, self.arguments, self.ends) = Default::default();
+        self.part.release();
+    }
+
     fn push(&mut self, arguments: Arguments<'_>) {
         for argument in arguments.from(0) {
             let begin = self.bytes.len() as u32;
@@ -40,12 +117,6 @@ impl Queue {
         self.run += 1;
         Some(Arguments::new(&self.bytes, &self.arguments[begin..end]))
     }
-
-    /// Memory that it takes.
-    fn bytes(&self) -> usize {
-        let ranges = self.arguments.len() * size_of::<Range<u32>>();
-        self.bytes.len() + ranges + self.ends.len() * size_of::<usize>()
-    }
 }
 
 /// Commands that run at once between `MULTI` and `EXEC`.
@@ -60,33 +131,33 @@ pub(super) fn is_queued(call: &Call<'_>, command: &Command) -> bool {
 
 /// Queues a request. One that is refused has none of them run.
 pub(super) fn queue(call: &mut Call<'_>, command: &Command) -> Outcome {
-    let most = call.shared.options.max_request_bytes;
-    let size: usize = call.arguments.from(0).map(|argument| argument.len() + 16).sum();
-    let held = call.session.queue.as_ref().map_or(0, |queue| queue.bytes());
-    let refused = match () {
-        () if ALONE.contains(&command.name) => {
-            Err(Refusal::new(format!("{} is not allowed between MULTI and EXEC", command.name)))
-        }
-        () if held + size > most => Err(Refusal::new(format!(
-            "more than {most} bytes between MULTI and EXEC; send them in parts"
-        ))),
-        () => check_names(call, command),
-    };
-    let arguments = call.arguments;
+    if ALONE.contains(&command.name) {
+        return Err(Refusal::new(format!(
+            "{} is not allowed between MULTI and EXEC",
+            command.name
+        )));
+    }
+    check_names(call, command)?;
+    let (arguments, options) = (call.arguments, &call.shared.options);
     let Some(queue) = &mut call.session.queue else { return Ok(()) };
-    if refused.is_ok() && !queue.has_failed {
+    if !queue.has_failed {
+        queue.grow(bytes_of(arguments), options)?;
         queue.push(arguments);
     }
-    queue.has_failed |= refused.is_err();
-    refused?;
     call.reply(|writer| writer.simple("QUEUED"));
     Ok(())
+}
+
+/// Bytes of a queue that a request takes.
+fn bytes_of(arguments: Arguments<'_>) -> usize {
+    let bytes = |argument: &[u8]| argument.len() + size_of::<Range<u32>>();
+    arguments.from(0).map(bytes).sum::<usize>() + size_of::<usize>()
 }
 
 /// Notes that a request could not be queued.
 pub(super) fn fail(call: &mut Call<'_>) {
     if let Some(queue) = &mut call.session.queue {
-        queue.has_failed = true;
+        queue.fail();
     }
 }
 
@@ -95,7 +166,7 @@ pub(super) fn multi(call: &mut Call<'_>) -> Outcome {
     if call.session.queue.is_some() {
         return Err(Refusal::new("MULTI calls can not be nested"));
     }
-    call.session.queue = Some(Box::default());
+    call.session.queue = Some(Box::new(Queue::new(call.shared.queued.clone())));
     call.done()
 }
 

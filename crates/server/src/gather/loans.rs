@@ -60,9 +60,8 @@ impl Flight {
     fn is_late(&self, wanted: Duration) -> bool {
         let views = || self.chunks.iter().filter_map(|chunk| chunk.views());
         let held = self.since.elapsed();
-        !self.is_cut
-            && ((held >= VIEWS_HELD_MOST && views().next().is_some())
-                || (held >= wanted && views().any(|views| views.is_wanted())))
+        (held >= VIEWS_HELD_MOST && views().next().is_some())
+            || (held >= wanted && views().any(|views| views.is_wanted()))
     }
 
     /// Ends the connection: the kernel drops what it would still send, and is soon done with it.
@@ -112,6 +111,8 @@ impl Loans {
 /// long. Returns how many.
 fn tend(ring: &Ring) -> usize {
     let mut ring = ring.lock();
+    // A later send may have learnt that an earlier one has ended, before its thread has.
+    ring.landed_mut().for_each(Flight::give_back);
     // What the kernel tells of others is left for their thread, which it wakes.
     if !ring.in_flight().any(|flight| flight.is_late(Duration::ZERO)) {
         return 0;
@@ -119,7 +120,8 @@ fn tend(ring: &Ring) -> usize {
     ring.settle();
     ring.landed_mut().for_each(Flight::give_back);
     let mut count = 0;
-    for flight in ring.in_flight_mut().filter(|flight| flight.is_late(VIEWS_WANTED_MOST)) {
+    let is_late = |flight: &&mut Flight| !flight.is_cut && flight.is_late(VIEWS_WANTED_MOST);
+    for flight in ring.in_flight_mut().filter(is_late) {
         flight.cut();
         count += 1;
     }

@@ -36,8 +36,9 @@ use std::time::Duration;
 
 /// How long a client may leave rows untaken that are lent to the kernel.
 pub const VIEWS_HELD_MOST: Duration = Duration::from_secs(2);
-/// How long, where a writer waits for the room of rows that were replaced.
-pub const VIEWS_WANTED_MOST: Duration = Duration::from_millis(250);
+/// How long, where a writer waits for the room of rows that were replaced. A client that takes all
+/// may acknowledge it 200 ms later.
+pub const VIEWS_WANTED_MOST: Duration = Duration::from_secs(1);
 
 /// Rows where they lie, which stay as they are until this is dropped.
 pub trait RowViews: Send + Sync {

@@ -37,6 +37,8 @@ struct Server {
     address: String,
     tls: bool,
     writable: bool,
+    /// Whether it stays at its commit, instead of following the newest.
+    pinned: bool,
     threads: usize,
     process_id: u32,
     uptime_s: f64,
@@ -168,6 +170,7 @@ impl<'a> Document<'a> {
                 address: shared.address.to_string(),
                 tls: options.tls.is_some(),
                 writable: shared.is_writable(),
+                pinned: shared.is_pinned.load(Ordering::Relaxed),
                 threads: options.threads,
                 process_id: std::process::id(),
                 uptime_s: shared.begun.elapsed().as_secs_f64(),

@@ -29,11 +29,11 @@ pub(super) use spare::{NAME as SPARE, Spare};
 use super::engine::{ClassPhase, Engine};
 use super::files::head::{self, Head};
 use super::files::state;
-use super::files::state::STATE_BYTES_KEPT_FREE;
+use super::files::state::{STATE_BYTES_KEPT_FREE, StateRef};
 use super::journal::{CommitRecord, JOURNAL_BYTES_PER_COMMIT, RecordKind, TableCounters};
 use super::{Inner, Store};
 use crate::config::CommitInfo;
-use crate::error::{Result, bail};
+use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::blocks_of;
 use crate::planted::{self, Bug};
 use capture::Portions;
@@ -180,6 +180,10 @@ impl Inner {
                 (Named::OfLast, Some(last)) => state::keep(medium, seed, sequence, last).map(Some),
                 (Named::OfLast, None) => Ok(None),
             }
+        });
+        let written = written.map_err(|error| match &last {
+            Some(last) if matches!(state, Named::OfLast) => self.with_whole_state(error, last),
+            _ => error,
         })?;
         self.metrics.state_bytes.fetch_add(state_bytes, Ordering::Relaxed);
         let info = CommitInfo {
@@ -198,6 +202,36 @@ impl Inner {
         self.poison_on_error(captured)?;
         self.commit_gate.begin();
         Ok(Work::default())
+    }
+
+    /// Damage of a state, with the newest kept commit whose own is whole. Those that were made with
+    /// the state of the commit before share its file, and the damage. Reads their states.
+    pub(super) fn with_whole_state(&self, damage: Error, damaged: &StateRef) -> Error {
+        if damage.kind() != ErrorKind::Corrupt {
+            return damage;
+        }
+        let kept: Vec<(u64, Option<StateRef>)> = {
+            let history = self.history.lock();
+            history.kept.iter().map(|commit| (commit.info.step, commit.state.clone())).collect()
+        };
+        let is_whole = |at: &usize| {
+            let (step, state) = &kept[*at];
+            // By its step only the last one is opened.
+            let is_last = kept.get(at + 1).is_none_or(|(later, _)| later != step);
+            let other = state.as_ref().filter(|state| state.file != damaged.file);
+            is_last && other.is_some_and(|o| state::is_whole(&*self.medium, self.seed, o))
+        };
+        let way_out = match (0..kept.len()).rev().find(is_whole) {
+            Some(at) => format!(
+                "restore from a copy, or open the store with step={}, its newest commit whose \
+                 state is whole",
+                kept[at].0
+            ),
+            None => {
+                "restore from a copy: no earlier commit that is kept has a whole state".to_owned()
+            }
+        };
+        Error::new(ErrorKind::Corrupt, format!("{}; {way_out}", damage.message()))
     }
 
     /// Writes the state, with the room that verbs have left for it. `Full` leaves nothing behind.

@@ -175,6 +175,7 @@ pub(in crate::store) fn check_commit(
     if let Some(state) = state
         && let Err(error) = state::read(&*inner.medium, inner.seed, &state)
     {
+        let error = inner.with_whole_state(error, &state);
         report.problem(commit.step, error.message().to_owned());
     }
     let engine = inner.engine.read();

@@ -11,6 +11,8 @@ use std::sync::atomic::Ordering;
 
 /// Pages that are asked for with one bulk read.
 const PAGES: usize = 2048;
+/// After so many moves of a reader to another commit, what is warm by then is enough.
+const MOVES_MAX: usize = 4;
 /// A cache that is so full is warm when hardly a row still finds room in its set.
 const FULL_SHARE: f64 = 0.98;
 
@@ -40,45 +42,104 @@ impl Store {
     /// Which rows come when they do not all fit says nothing about their use; they are the first to
     /// leave.
     ///
-    /// *Errors*: as `get`. *Blocking*: until done; other threads' verbs go on meanwhile.
+    /// A reader that moves to another commit meanwhile begins again at that one, where rows that
+    /// came already are passed over; after four moves it returns with what came.
+    ///
+    /// *Errors*: as `get`. *Blocking*: until done; other threads' verbs, commits and refreshes go
+    /// on meanwhile, but disk that they release is not used again before it ends.
     pub fn warm(&self) -> Result<u64> {
-        let _timed = Timed::new(&self.inner.metrics.verb_ns);
-        let engine = self.inner.planned_engine()?;
-        let classes = engine.classes.iter();
-        let warmed = classes.map(|class| self.inner.warm_class(&engine, class)).sum();
-        self.inner.note_read();
-        self.inner.as_committed(warmed)
+        let inner = &*self.inner;
+        let _timed = Timed::new(&inner.metrics.verb_ns);
+        let mut pass = inner.begin_pass();
+        let warmed = loop {
+            match inner.warm_on(&mut pass, PAGES) {
+                Ok(true) if pass.moves <= MOVES_MAX => {}
+                Ok(_) => break Ok(pass.loaded),
+                Err(error) => break Err(error),
+            }
+        };
+        inner.end_pass(pass);
+        inner.note_read();
+        inner.as_committed(warmed)
     }
 }
 
+/// How far a warming is.
+#[derive(Default)]
+pub(in crate::store) struct WarmPass {
+    /// The class whose turn it is, and its sweep once it has begun.
+    class: usize,
+    sweep: Option<Box<dyn Sweep>>,
+    /// Moves of the store when that began.
+    at: u64,
+    /// How often it has begun again because of one.
+    moves: usize,
+    loaded: u64,
+}
+
 impl Inner {
-    /// Returns how many rows were loaded.
-    fn warm_class(&self, engine: &Engine, class: &Class) -> Result<u64> {
-        if class.is_direct {
-            // Its rows never are in the cache.
-            return Ok(0);
-        }
-        let mut sweep = class.lock(&self.metrics).sweep(None);
-        let warmed = self.warm_from(engine, class, &mut *sweep);
-        class.lock(&self.metrics).end_read(sweep.ticket());
-        warmed
+    pub(in crate::store) fn begin_pass(&self) -> WarmPass {
+        WarmPass { at: self.moves.load(Ordering::Relaxed), ..WarmPass::default() }
     }
 
-    fn warm_from(&self, engine: &Engine, class: &Class, sweep: &mut dyn Sweep) -> Result<u64> {
-        let (cache, mut loaded) = (class.cache(), 0);
-        while cache.resident_rows() < cache.row_capacity() {
-            let mut warmed = Warmed::default();
-            let goes_on = self.sweep_on(class, sweep, PAGES, &mut |rows| {
-                self.admit_rows(engine, class, rows, &mut warmed)
-            })?;
-            loaded += warmed.loaded;
-            let nearly_full = cache.row_capacity() as f64 * FULL_SHARE;
-            let is_full = cache.resident_rows() as f64 >= nearly_full && warmed.hardly_any_came();
-            if !goes_on || is_full {
-                break;
-            }
+    /// Brings the rows of `pages` more pages, and lets the engine go: who waits for it alone keeps
+    /// all verbs waiting. False at the end.
+    pub(in crate::store) fn warm_on(&self, pass: &mut WarmPass, pages: usize) -> Result<bool> {
+        let engine = self.planned_engine()?;
+        let at = self.moves.load(Ordering::Relaxed);
+        if pass.at != at {
+            // What was swept is gone, its ticket with it.
+            let (moves, loaded) = (pass.moves + 1, pass.loaded);
+            *pass = WarmPass { at, moves, loaded, ..WarmPass::default() };
         }
-        Ok(loaded)
+        let Some(class) = engine.classes.get(pass.class) else { return Ok(false) };
+        if class.is_direct {
+            // Its rows never are in the cache.
+            pass.class += 1;
+            return Ok(true);
+        }
+        let sweep = pass.sweep.get_or_insert_with(|| class.lock(&self.metrics).sweep(None));
+        let mut warmed = Warmed::default();
+        let goes_on = self.warm_from(&engine, class, &mut **sweep, pages, &mut warmed)?;
+        pass.loaded += warmed.loaded;
+        if !goes_on {
+            class.lock(&self.metrics).end_read(sweep.ticket());
+            pass.sweep = None;
+            pass.class += 1;
+        }
+        Ok(true)
+    }
+
+    /// Lets go of what a pass has open that ends early.
+    fn end_pass(&self, pass: WarmPass) {
+        let Some(sweep) = pass.sweep else { return };
+        let engine = self.engine.read();
+        if pass.at == self.moves.load(Ordering::Relaxed)
+            && let Some(class) = engine.classes.get(pass.class)
+        {
+            class.lock(&self.metrics).end_read(sweep.ticket());
+        }
+    }
+
+    /// False when the class has no more pages, or its cache no room.
+    fn warm_from(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        sweep: &mut dyn Sweep,
+        pages: usize,
+        warmed: &mut Warmed,
+    ) -> Result<bool> {
+        let cache = class.cache();
+        if cache.resident_rows() >= cache.row_capacity() {
+            return Ok(false);
+        }
+        let goes_on = self.sweep_on(class, sweep, pages, &mut |rows| {
+            self.admit_rows(engine, class, rows, warmed)
+        })?;
+        let nearly_full = cache.row_capacity() as f64 * FULL_SHARE;
+        let is_full = cache.resident_rows() as f64 >= nearly_full && warmed.hardly_any_came();
+        Ok(goes_on && !is_full)
     }
 
     /// Makes rows resident that are still the newest and whose sets have room.

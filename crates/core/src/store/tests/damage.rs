@@ -266,3 +266,48 @@ fn a_check_reads_the_pages_beside_one_that_cannot_be_read() {
         assert!(pages_beside == pages && found_beside < found && found_beside + 60 > found);
     });
 }
+
+// It was named that any earlier commit helps, and those that shared the state had the damage, too.
+#[test]
+fn damage_of_a_state_that_commits_share_names_one_that_has_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let keeping = |keep| StoreOptions { keep, ..options(1 << 20) };
+    let store = Store::open(&path, keeping(4)).unwrap();
+    store.commit(1, "", &[("weights", b"first")]).unwrap();
+    store.commit(2, "", &[("weights", b"other")]).unwrap();
+    store.commit_with_last_state(3, "").unwrap();
+    store.commit_with_last_state(4, "").unwrap();
+    let newest = path.join("state-0000000004");
+    std::fs::write(&newest, b"wrong").unwrap();
+    let said = store.state().unwrap_err();
+    assert_eq!(said.kind(), ErrorKind::Corrupt);
+    assert!(
+        said.message().contains("with step=1, its newest commit whose state is whole"),
+        "{said}"
+    );
+    // A commit that shares it is refused so, too, where it would have to be copied; here it shares.
+    store.commit_with_last_state(5, "").unwrap();
+    let said = store.state().unwrap_err();
+    assert!(said.message().ends_with("no earlier commit that is kept has a whole state"), "{said}");
+    drop(store);
+    let earlier = Store::open(&path, StoreOptions { step: Some(2), ..keeping(4) }).unwrap();
+    assert_eq!(earlier.state().unwrap_err().kind(), ErrorKind::Corrupt);
+}
+
+#[test]
+fn damage_of_a_state_that_is_copied_names_the_newest_commit_that_is_whole() {
+    let medium = SimMedium::new(4);
+    let open =
+        || Store::open_on(Arc::new(medium.clone()), StoreOptions { keep: 4, ..options(1 << 20) });
+    let store = open().unwrap();
+    store.commit(1, "", &[("weights", b"first")]).unwrap();
+    store.commit(2, "", &[("weights", b"other")]).unwrap();
+    let file = medium.open("state-0000000002", OpenMode::ReadWrite).unwrap();
+    file.write_at(b"wrong", 0).unwrap();
+    let said = store.commit_with_last_state(3, "").unwrap_err();
+    assert!(said.message().contains("open the store with step=1, its newest"), "{said}");
+    medium.remove("state-0000000002").unwrap();
+    let said = store.state().unwrap_err();
+    assert!(said.message().starts_with("state-0000000002 is missing; restore"), "{said}");
+}

@@ -581,3 +581,26 @@ fn a_reader_without_its_hold_tells_an_error_of_the_device_as_such() {
         read(&reader, 0..ROWS, 1).unwrap();
     });
 }
+
+// A warming had the engine to its end, and a move that waited for it kept all verbs waiting.
+#[test]
+fn warming_lets_a_move_between_its_pieces_and_begins_again() {
+    each_kind(|| {
+        let medium = SimMedium::new(5);
+        let writer = open(&medium, keeping(4)).unwrap();
+        train(&writer, 1, 0);
+        let reader = open(&medium, reading()).unwrap();
+        let inner = &reader.inner;
+        let mut pass = inner.begin_pass();
+        assert!(inner.warm_on(&mut pass, 1).unwrap());
+        train(&writer, 2, 0);
+        assert_eq!(reader.refresh().unwrap().map(|commit| commit.step), Some(2));
+        while inner.warm_on(&mut pass, 1).unwrap() {
+            assert!(inner.engine.try_write().is_some(), "the engine is held between two pieces");
+        }
+        let misses = reader.stats().unwrap().misses;
+        read(&reader, 0..ROWS, 2).unwrap();
+        assert_eq!(reader.stats().unwrap().misses, misses, "rows were not warm");
+        assert_eq!(reader.warm().unwrap(), 0);
+    });
+}

@@ -85,3 +85,53 @@ fn four_threads_lose_no_update_and_see_no_half_row() {
         }
     });
 }
+
+// The device was measured while the engine was held, and all verbs waited for up to seconds.
+#[test]
+fn rows_are_read_while_the_device_is_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = Store::open(&path, StoreOptions::new(Memory::Bytes(16 << 20))).unwrap();
+    if !store.stats().unwrap().device.direct {
+        return; // Where reads do not reach the device, nothing is measured.
+    }
+    let first = spec("first", Some(100), OptimizerKind::None);
+    let table = store.table_in_pages(&first, Some(4096)).unwrap();
+    let (keys, values) = ([1, 2], [1.0; 2 * DIM]);
+    store.put(&[put_of(table, &keys, &values)]).unwrap();
+    let is_measuring = || path.join(super::super::tables::MEASURE).exists();
+    std::thread::scope(|scope| {
+        let making = scope.spawn(|| {
+            let wide =
+                TableSpec { embedding_dim: 64, ..spec("wide", Some(100), OptimizerKind::None) };
+            store.table(&wide).unwrap()
+        });
+        while !is_measuring() && !making.is_finished() {
+            std::thread::yield_now();
+        }
+        let mut reads = 0;
+        while is_measuring() {
+            let mut found = [0.0; 2 * DIM];
+            let get = GetBatch { table, keys: &keys, values: (&mut found[..]).into(), state: None };
+            store.get(&mut [get]).unwrap();
+            assert_eq!(found, values);
+            reads += 1;
+        }
+        making.join().unwrap();
+        assert!(reads > 5, "{reads} reads while the device was measured");
+    });
+    assert!(store.stats().unwrap().device.curve.is_some(), "nothing was measured");
+}
+
+#[test]
+fn threads_that_make_one_table_get_the_same() {
+    let medium = SimMedium::new(3);
+    let store = Store::open_on(Arc::new(medium), options(1 << 20)).unwrap();
+    let made: Vec<TableId> = std::thread::scope(|scope| {
+        let make = || store.table(&spec("t", Some(10), OptimizerKind::None)).unwrap();
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(make)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(made.iter().all(|table| *table == made[0]));
+    assert_eq!(store.tables().len(), 1);
+}

@@ -102,7 +102,15 @@ impl Store {
         let lend = |(table, keys): &(TableId, &[u64])| {
             self.inner.lend_direct(self.inner.table_of(&engine, *table)?, keys)
         };
-        self.inner.as_committed(batches.iter().map(lend).collect())
+        let lent: Result<Option<Vec<RowViews>>> = batches.iter().map(lend).collect();
+        if let Ok(Some(lent)) = &lent {
+            // Batches that are read with `get` instead are counted there.
+            let keys: u64 = lent.iter().map(|views| views.len() as u64).sum();
+            let absent: u64 = lent.iter().map(|views| views.missing.len() as u64).sum();
+            self.inner.metrics.hits.fetch_add(keys - absent, Ordering::Relaxed);
+            self.inner.metrics.first_touches.fetch_add(absent, Ordering::Relaxed);
+        }
+        self.inner.as_committed(lent)
     }
 }
 
@@ -118,9 +126,6 @@ impl Inner {
             missing.push(at as u32);
             initial.extend_from_slice(&row[..dim]);
         }
-        let absent = missing.len() as u64;
-        self.metrics.hits.fetch_add(keys.len() as u64 - absent, Ordering::Relaxed);
-        self.metrics.first_touches.fetch_add(absent, Ordering::Relaxed);
         Ok(Some(RowViews { rows, row_bytes: dim * size_of::<f32>(), missing, initial }))
     }
 }

@@ -1,6 +1,6 @@
 //! Single parts of the engine, so that a regression has a place to show.
 //!
-//! `cargo bench -p embedrock-core --bench parts -- [FILTER] [--save-baseline NAME] [--baseline
+//! `cargo bench -p embedrock-partbench --bench parts -- [FILTER] [--save-baseline NAME] [--baseline
 //! NAME]`. Each iteration does a thousand times what the name says, with other keys every time, so
 //! the microseconds of an iteration read as nanoseconds of one. What is measured gives right
 //! answers, which is asserted beside it.

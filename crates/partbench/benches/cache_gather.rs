@@ -5,10 +5,11 @@
 //! and, for busy machines, per second that the threads had a core (Linux; elsewhere both are wall
 //! time).
 //!
-//! `cargo bench --bench cache_gather -- [--words N] [--rows N] [--cold] [--interactive]`. With
-//! `--interactive` it reads lines `BATCH THREADS SECONDS` and answers each with the two rates, so
-//! that another program can be measured in turns with it. With `--cold`, eight times as much
-//! other memory as the output is written before each batch, as by a program that computes with it.
+//! `cargo bench -p embedrock-partbench --bench cache_gather -- [--words N] [--rows N] [--cold]
+//! [--interactive]`. With `--interactive` it reads lines `BATCH THREADS SECONDS` and answers each
+//! with the two rates, so that another program can be measured in turns with it. With `--cold`,
+//! eight times as much other memory as the output is written before each batch, as by a program
+//! that computes with it.
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
 use embedrock_core::cache::{Cache, CacheShape, PolicyKind, RowMut};

@@ -1,0 +1,103 @@
+"""What trainers' adapters share: a commit with each checkpoint, and going back with each load.
+
+A checkpoint has the ``state_dict`` of the model, in which modules of tables say beside which rows
+they were saved (:mod:`embedrock.nn.bond`). So a commit that is made before, or named in the dict
+after, is found again from the dict alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+
+from torch import nn
+
+from embedrock._arguments import instance
+from embedrock._loading import is_dense_only
+from embedrock._rows import RowStore, here
+from embedrock.errors import MismatchError, NotFoundError, UnsupportedError
+from embedrock.nn import bond
+from embedrock.nn.module import RowsModule
+from embedrock.store import Store
+
+__all__ = ["commit", "go_back_for", "module_states", "only_process", "restate", "the_store"]
+
+
+def the_store(store: Any) -> Store:
+    """The store whose commits go with checkpoints. Errors: ``UnsupportedError`` for a server's."""
+    if isinstance(store, RowStore):
+        here(store, "Commits")
+    return instance("store", store, Store)
+
+
+def only_process(world_size: int, named: str) -> None:
+    """Errors: ``UnsupportedError`` where several processes train."""
+    if world_size > 1:
+        raise UnsupportedError(
+            f"{named} runs {world_size} processes, and one process writes to a store; train with "
+            f"one device, or keep the tables at a server (embedrock.connect)"
+        )
+
+
+def commit(store: Store, step: int) -> None:
+    """Commits under this step, unless the last commit has it and nothing has changed since."""
+    if store.step == step and store.uncommitted == (0, 0):
+        return
+    store.commit(step)
+
+
+def module_states(model: nn.Module, store: Store) -> Iterator[tuple[str, RowsModule]]:
+    """The modules of a model with tables of the store, each with its name in a ``state_dict``."""
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, RowsModule) and module.store is store:
+            yield f"{name}.{bond.KEY}" if name else bond.KEY, module
+
+
+def restate(model: nn.Module, store: Store, state_dict: MutableMapping[str, Any]) -> None:
+    """Brings a ``state_dict`` that was made before the commit to say that it belongs to it."""
+    for key, module in module_states(model, store):
+        if key in state_dict:
+            state_dict[key] = module.get_extra_state()
+
+
+def go_back_for(model: nn.Module, store: Store, state_dict: Mapping[str, Any], named: str) -> None:
+    """Brings the rows back that a ``state_dict`` was saved beside, where it says which they are.
+
+    What it does not say is left to the check of modules, which refuses rows of other steps.
+
+    Rows stay as they are within ``embedrock.nn.loading_dense_only``, in which also
+    ``embedrock.resume`` loads.
+
+    Errors: ``NotFoundError`` where its commit is not kept.
+    """
+    if is_dense_only():
+        return
+    for key, module in module_states(model, store):
+        saved = state_dict.get(key)
+        commit = bond.commit_of(saved, store)
+        if commit is None:
+            continue
+        number, step = commit
+        kept = store.commits()
+        if kept and kept[-1].sequence == number and store.uncommitted == (0, 0):
+            continue  # there already
+        same = [each.sequence for each in kept if each.step == step]
+        if same and same[-1] != number:
+            continue  # the store has gone on by another way since
+        try:
+            store.go_back(step)
+        except NotFoundError as error:
+            if _fits(module, saved):
+                continue  # nothing has changed since
+            raise NotFoundError(
+                f"{named} was saved beside the commit of step {step}, and {error}, as many as "
+                f"there are checkpoints to load"
+            ) from error
+
+
+def _fits(module: RowsModule, saved: Any) -> bool:
+    try:
+        module.set_extra_state(saved)
+    except MismatchError:
+        return False
+    return True

@@ -1,0 +1,348 @@
+"""Rows as columns of Arrow: Parquet, Arrow's own files, and streams of other libraries.
+
+pyarrow is optional and imported when it is needed. Both ways are streamed in blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from embedrock._arguments import flag, instance, named_path, shown, text
+from embedrock._arrays import crossing_dtype
+from embedrock._optional import missing
+from embedrock.errors import (
+    CorruptError,
+    IoError,
+    MismatchError,
+    MisuseError,
+    NotFoundError,
+)
+from embedrock.table import Table
+from embedrock.weights.blocks import blocks, contents, ids_of
+from embedrock.weights.drafts import atomic
+
+__all__ = ["SUFFIXES", "export", "is_source", "load", "to_arrow"]
+
+SUFFIXES = (".parquet", ".arrow")
+Progress = Callable[[int, int], object]
+_KEY, _STATE, _EMBEDDING = "key", "state", "embedding"
+
+
+def to_arrow(table: Table, *, name: str = _EMBEDDING, state: bool = False) -> Any:
+    """A table's rows as a ``pyarrow.RecordBatchReader``, which reads them as it is read.
+
+    polars, DuckDB, pandas and others take it as it is (``polars.from_arrow``,
+    ``pyarrow.Table.from_batches``, ``SELECT ... FROM reader``). Which rows come is as for
+    :func:`export`; the table should not change meanwhile.
+
+    Columns: ``key`` int64; ``embedding`` (``name``) a fixed-size list of ``embedding_dim`` values,
+    of float32 or float16; with ``state``, ``state`` a fixed-size list of ``state_words`` float32.
+    Bfloat16, which Arrow has not, and quantised rows come as float32. The schema's metadata have
+    ``embedrock.table``, ``embedrock.step`` (of the last commit, ``""`` before the first),
+    ``embedrock.dtype`` and ``embedrock.optimizer``.
+
+    Errors: ``ModuleNotFoundError`` without pyarrow; ``MisuseError`` for ``state`` of a table that
+    has none.
+
+    Blocking: reading a batch waits for its pages.
+
+    >>> from embedrock import weights
+    >>> table.put([5, 6], np.ones((2, 4), np.float32))
+    >>> weights.to_arrow(table).read_all().column_names
+    ['key', 'embedding']
+    """
+    pyarrow = _pyarrow("embedrock.weights.to_arrow")
+    instance("table", table, Table)
+    schema, batches, _ = _out(table, text("name", name), flag("state", state))
+    return pyarrow.RecordBatchReader.from_batches(schema, batches)
+
+
+def export(table: Table, path: Path, name: str, state: bool, progress: Progress | None) -> int:
+    """As :func:`embedrock.weights.export`, to a file of Arrow or Parquet."""
+    pyarrow = _pyarrow(f"writing {path.suffix}")
+    schema, batches, total = _out(table, name, state)
+    with atomic(path) as draft, contextlib.ExitStack() as stack:
+        done = 0
+        with _writing(path):
+            if path.suffix == ".parquet":
+                from pyarrow import parquet
+
+                # Floats hardly repeat: dictionaries would only take time.
+                made = parquet.ParquetWriter(draft.file, schema, use_dictionary=False)
+            else:
+                made = pyarrow.ipc.new_file(draft.file, schema)
+            writer = stack.enter_context(made)
+        for batch in batches:
+            with _writing(path):
+                if path.suffix == ".parquet":
+                    writer.write_batch(batch, row_group_size=len(batch))
+                else:
+                    writer.write_batch(batch)
+            done += len(batch)
+            if progress is not None:
+                progress(done, total)
+        with _writing(path):
+            stack.close()
+    return total
+
+
+def is_source(source: Any) -> bool:
+    """Whether it is a file of Arrow or Parquet, or gives a stream of Arrow."""
+    if isinstance(source, (str, os.PathLike)):
+        return Path(os.fsdecode(source)).suffix in SUFFIXES
+    return hasattr(source, "__arrow_c_stream__")
+
+
+def load(
+    table: Table, source: Any, name: str | None, state: bool, progress: Progress | None
+) -> int:
+    """As :func:`embedrock.weights.load`, from Arrow."""
+    with _opened(source) as (schema, batches, known, told):
+        columns = _Columns(schema, table, name, state, told)
+        if not columns.keyed and known is not None and known != table.num_embeddings:
+            raise columns.mismatch(f"{known} rows without keys")
+        done = 0
+        for batch in batches:
+            for start, stop in blocks(table, len(batch), state):
+                some = batch.slice(start, stop - start)
+                keys = columns.keys(some, done)
+                values, states = columns.rows(some, done)
+                table.put(keys, values, state=states, reset_state=states is None)
+                done += len(keys)
+                if progress is not None:
+                    progress(done, done if known is None else known)
+    if not columns.keyed and done != table.num_embeddings:
+        raise columns.mismatch(f"{done} rows without keys, which are written")
+    return done
+
+
+def _pyarrow(what: str) -> Any:
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ModuleNotFoundError(missing(what, "pyarrow", "pyarrow"), name="pyarrow")
+    import pyarrow
+    import pyarrow.ipc
+
+    return pyarrow
+
+
+def _out(table: Table, name: str, state: bool) -> tuple[Any, Iterator[Any], int]:
+    """Schema, batches and how many rows they have."""
+    pyarrow = _pyarrow("Arrow")
+    if name in (_KEY, _STATE):
+        raise MisuseError(f"name is {name!r}, which is the name of another column")
+    if state and table.state_words == 0:
+        raise MisuseError(f"table {table.name!r} has no optimizer state; leave state=True out")
+    size = ids_of(table)
+    total = len(table) if size is None else size
+    kind = "float16" if crossing_dtype(table.dtype) == "float16" else "float32"
+    value = pyarrow.float16() if kind == "float16" else pyarrow.float32()
+    fields = [
+        pyarrow.field(_KEY, pyarrow.int64(), nullable=False),
+        pyarrow.field(name, pyarrow.list_(value, table.embedding_dim), nullable=False),
+    ]
+    if state:
+        words = pyarrow.list_(pyarrow.float32(), table.state_words)
+        fields.append(pyarrow.field(_STATE, words, nullable=False))
+    step = table.store.step
+    metadata = {
+        "embedrock.table": table.name,
+        "embedrock.step": "" if step is None else str(step),
+        "embedrock.dtype": table.dtype,
+        "embedrock.optimizer": table.optimizer["kind"],
+    }
+    schema = pyarrow.schema(fields, metadata=metadata)
+
+    def batches() -> Iterator[Any]:
+        for keys, *rows in contents(table, total, state):
+            arrays = [pyarrow.array(keys)]
+            for field, block in zip(fields[1:], rows, strict=True):
+                stored = kind if field.name == name else "float32"
+                flat = pyarrow.array(block.reshape(-1).astype(stored, copy=False))
+                arrays.append(pyarrow.FixedSizeListArray.from_arrays(flat, type=field.type))
+            yield pyarrow.record_batch(arrays, schema=schema)
+
+    return schema, batches(), total
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, OSError) as error:
+        raise IoError(f"writing {path}: {error}") from error
+
+
+@contextlib.contextmanager
+def _opened(source: Any) -> Iterator[tuple[Any, Iterator[Any], int | None, str]]:
+    """Schema, batches, how many rows there are where that is known, and what it is called."""
+    pyarrow = _pyarrow("reading Arrow and Parquet")
+    if not isinstance(source, (str, os.PathLike)):
+        reader = pyarrow.RecordBatchReader.from_stream(source)
+        with reader:
+            yield reader.schema, iter(reader), None, f"source ({type(source).__name__})"
+        return
+    path = named_path("source", source)
+    if not path.exists():
+        raise NotFoundError(f"source {path} does not exist")
+    with contextlib.ExitStack() as stack:
+        with _reading(path):
+            if path.suffix == ".parquet":
+                from pyarrow import parquet
+
+                file = stack.enter_context(parquet.ParquetFile(path))
+                schema, batches = file.schema_arrow, file.iter_batches()
+                known: int | None = file.metadata.num_rows
+            else:
+                mapped = stack.enter_context(pyarrow.memory_map(str(path)))
+                reader = stack.enter_context(pyarrow.ipc.open_file(mapped))
+                schema, known = reader.schema, None
+                batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+        yield schema, _read(batches, path), known, str(path)
+
+
+def _read(batches: Iterator[Any], path: Path) -> Iterator[Any]:
+    while True:
+        with _reading(path):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, OSError) as error:
+        raise CorruptError(f"{path} cannot be read as {path.suffix[1:]}: {error}") from error
+
+
+class _Columns:
+    """Which columns have keys, rows and state, and their arrays as a table takes them."""
+
+    def __init__(self, schema: Any, table: Table, name: str | None, state: bool, told: str) -> None:
+        """Errors: ``MisuseError``, ``MismatchError``."""
+        self._table, self._told = table, told
+        self._there = {field.name: field.type for field in schema}
+        self.keyed = _KEY in self._there
+        if not self.keyed and table.num_embeddings is None:
+            raise self.mismatch('no column "key"')
+        self._name = self._lists(name)
+        self._check_width(self._name, table.embedding_dim, "embedding_dim")
+        if state:
+            if _STATE not in self._there:
+                raise self.mismatch('no column "state"')
+            self._check_width(_STATE, table.state_words, "state_words")
+        self._state = state
+
+    def mismatch(self, what: str) -> MismatchError:
+        """An error about the whole source."""
+        table = self._table
+        return MismatchError(
+            f"{self._told} has {what}; its columns are {self._all()}, and it is to become {table!r}"
+        )
+
+    def keys(self, batch: Any, done: int) -> npt.NDArray[np.int64] | npt.NDArray[np.uint64]:
+        """The keys ``(N,)`` of some rows, behind ``done`` others."""
+        if not self.keyed:
+            return np.arange(done, done + len(batch))
+        column = self._whole(batch, _KEY, done)
+        keys = column.to_numpy(zero_copy_only=False)
+        if keys.dtype.kind not in "iu":
+            raise MisuseError(
+                f'column "key" of {self._told} is {column.type}, expected int64 or uint64'
+            )
+        return cast("npt.NDArray[np.int64]", keys)
+
+    def rows(self, batch: Any, done: int) -> tuple[Any, Any]:
+        """Values ``(N, D)``, and state ``(N, S)`` or None."""
+        values = self._floats(batch, self._name, self._table.embedding_dim, done)
+        if not self._state:
+            return values, None
+        return values, self._floats(batch, _STATE, self._table.state_words, done)
+
+    def _floats(self, batch: Any, name: str, width: int, done: int) -> npt.NDArray[np.float32]:
+        column = self._whole(batch, name, done)
+        if not hasattr(column.type, "list_size"):
+            lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+            odd = np.flatnonzero(lengths != width)
+            if len(odd):
+                row = int(odd[0])
+                raise MismatchError(
+                    f"column {name!r} of {self._told}, row {done + row}: {int(lengths[row])} "
+                    f"values, expected {width}"
+                )
+        flat = column.flatten()
+        if flat.null_count:
+            place = int(np.argmax(flat.is_null().to_numpy(zero_copy_only=False)))
+            raise MisuseError(
+                f"column {name!r} of {self._told}, row {done + place // width}: a null among its "
+                f"values; drop such rows first"
+            )
+        found = flat.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+        return cast("npt.NDArray[np.float32]", found.reshape(len(batch), width))
+
+    def _whole(self, batch: Any, name: str, done: int) -> Any:
+        column = batch.column(batch.schema.get_field_index(name))
+        if column.null_count:
+            row = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+            raise MisuseError(
+                f"column {name!r} of {self._told}, row {done + row}: null; drop such rows first"
+            )
+        return column
+
+    def _lists(self, name: str | None) -> str:
+        lists = [each for each, kind in self._there.items() if _is_floats(kind)]
+        if name is not None:
+            if name not in self._there:
+                raise NotFoundError(
+                    f"{self._told} has no column {name!r}; its columns are {self._all()}"
+                )
+            if name not in lists:
+                raise MisuseError(
+                    f"column {name!r} of {self._told} is {self._there[name]}, expected lists of "
+                    f"floating-point values"
+                )
+            return name
+        if _EMBEDDING in lists:
+            return _EMBEDDING
+        others = [each for each in lists if each != _STATE]
+        if len(others) != 1:
+            raise MisuseError(
+                f"{self._told} has {len(others)} columns of lists of floating-point values, "
+                f"expected one, or name=; its columns are {self._all()}"
+            )
+        return str(others[0])
+
+    def _check_width(self, name: str, width: int, what: str) -> None:
+        kind = self._there[name]
+        if not _is_floats(kind):
+            raise self.mismatch(f"a column {name!r} that is no list of floating-point values")
+        size = getattr(kind, "list_size", width)
+        if size != width:
+            raise MismatchError(
+                f"column {name!r} of {self._told} has lists of {size}, table "
+                f"{self._table.name!r} has {what}={width}"
+            )
+
+    def _all(self) -> str:
+        return ", ".join(f"{name!r} {kind}" for name, kind in self._there.items()) or shown(None)
+
+
+def _is_floats(kind: Any) -> bool:
+    from pyarrow import types
+
+    lists = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    return any(one(kind) for one in lists) and bool(types.is_floating(kind.value_type))
