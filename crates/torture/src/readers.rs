@@ -3,6 +3,7 @@
 
 use crate::check::{self, Care};
 use crate::life::{Life, Point, Step, named_budget, point_name};
+use crate::pins::At;
 use crate::report::Event;
 use embedrock_core::{ErrorKind, Memory, Store, StoreOptions};
 use std::rc::Rc;
@@ -94,17 +95,19 @@ impl Life<'_> {
     /// True when a reader has a commit that the writer does not keep.
     pub(crate) fn readers_are_beside(&self) -> bool {
         let keeps = |point: &Rc<Point>| self.chain.iter().any(|kept| Rc::ptr_eq(kept, point));
-        self.readers.iter().any(|reader| !keeps(&reader.point))
+        let stays = |point: &Rc<Point>| keeps(point) || self.is_pinned(point);
+        self.readers.iter().any(|reader| !stays(&reader.point))
     }
 
-    /// True when a reader has a commit that a writer which opens at this step may not keep.
-    pub(crate) fn readers_hold_others(&self, step: Option<u64>) -> bool {
+    /// True when a reader has a commit that a writer which opens there may not keep.
+    pub(crate) fn readers_hold_others(&self, at: At) -> bool {
         let chains = || self.others.iter().chain([&self.chain]);
         let kept_by_all = |point: &Rc<Point>| {
             chains().all(|chain| chain.iter().any(|kept| Rc::ptr_eq(kept, point)))
         };
-        let goes_back = step.is_some();
-        self.readers.iter().any(|reader| goes_back || !kept_by_all(&reader.point))
+        let goes_back = at != At::Last;
+        let stays = |point: &Rc<Point>| kept_by_all(point) || self.is_pinned(point);
+        self.readers.iter().any(|reader| goes_back || !stays(&reader.point))
     }
 
     /// Now and then, whether an earlier commit is still there.
@@ -125,8 +128,14 @@ impl Life<'_> {
         result.map_err(|why| format!("opened at {}: {why}", point_name(&point)).into())
     }
 
+    /// Whether a commit is pinned, whatever a crash has left.
+    fn is_pinned(&self, point: &Rc<Point>) -> bool {
+        let mut all = self.other_pins.iter().chain([&self.pins]);
+        all.all(|pins| pins.values().any(|pinned| Rc::ptr_eq(pinned, point)))
+    }
+
     /// Whether a commit that is under way may have released this step.
-    fn may_be_gone(&self, step: Option<u64>) -> bool {
+    pub(crate) fn may_be_gone(&self, step: Option<u64>) -> bool {
         self.under_way.as_ref().is_some_and(|point| {
             let chain = self.chain_with(point);
             chain.iter().all(|point| Some(point.step) != step)
@@ -134,7 +143,7 @@ impl Life<'_> {
     }
 
     /// Opens with this budget, or else the one that a refusal names.
-    fn open_to_read(&self, options: StoreOptions) -> embedrock_core::Result<Store> {
+    pub(crate) fn open_to_read(&self, options: StoreOptions) -> embedrock_core::Result<Store> {
         let open = |options| Store::open_on(self.plan.directories(&self.medium), options);
         let store = open(options.clone())?;
         // The plan is made by the first verb.
@@ -169,6 +178,7 @@ impl Life<'_> {
         let mut random = self.random.clone();
         let reader = &self.readers[at];
         let kept = self.chain.iter().chain(&self.under_way).any(|p| Rc::ptr_eq(p, &reader.point));
+        let kept = kept || self.is_pinned(&reader.point);
         // Readers may be let go of where a bound says so.
         let bounded = self.plan.max_held_bytes.is_some() || self.plan.max_disk_bytes.is_some();
         let gone = !kept && bounded;

@@ -9,8 +9,7 @@ use super::files::head;
 use super::files::holds::Hold;
 use super::files::lock::WriterLock;
 use super::files::pairing;
-use super::files::pins;
-use super::files::pins::Pins;
+use super::files::pins::{self, Pins};
 use super::files::place::check_place;
 use super::files::superblock::{self, Superblock};
 use super::journal::ClassRecord;
@@ -176,7 +175,8 @@ impl Store {
         if !options.read_only {
             pins = Pins::read(&*medium, seed)?;
             let opened = recovered.commits.last().map_or(0, |commit| commit.info.sequence);
-            pins.refuse_going_back(&path, opened)?;
+            pins.refuse_going_back(&*medium, &path, opened)?;
+            pins.forget_after(opened);
             refuse_held_beside(&*medium, &path, &recovered.commits, &pins)?;
         }
         let hold = claim.and_then(|claim| claim.hold);

@@ -12,7 +12,7 @@
 
 mod write;
 
-use super::commit::PendingCommit;
+use super::commit::{History, PendingCommit};
 use super::engine::Engine;
 use super::files::holds::{self, Held};
 use super::files::pins::{self, Pinned, Pins, check_name};
@@ -67,7 +67,8 @@ impl Store {
             return Err(inner.not_pinned(name, &next.spelled()));
         }
         inner.write_pins(&next)?;
-        inner.release_unpinned(&engine)?;
+        // What fails here is tried again by the next commit.
+        let _ = inner.release_unpinned(&engine);
         inner.poison_on_error(inner.give_back_room(&engine))
     }
 
@@ -211,7 +212,9 @@ impl Inner {
             }
             return Err(error);
         }
-        self.release_unpinned(&engine)
+        // What fails here is tried again by the next commit.
+        let _ = self.release_unpinned(&engine);
+        Ok(())
     }
 
     /// Whether everything of a commit is still there: it is kept, or held.
@@ -272,12 +275,10 @@ impl Inner {
         let mut next = pins.clone();
         next.remove(&gone);
         self.write_pins(&next)?;
-        for sequence in gone {
-            release_in(engine, sequence);
-            self.remove_pin_file(sequence);
-            self.remove_state_of(sequence)?;
-        }
-        Ok(())
+        gone.iter().for_each(|sequence| release_in(engine, *sequence));
+        gone.iter().for_each(|sequence| self.remove_pin_file(*sequence));
+        // One that stays goes with the next commit.
+        gone.iter().try_for_each(|sequence| self.remove_state_of(*sequence))
     }
 
     /// Removes the state of a commit that is not pinned any more, unless it is kept or held.
@@ -309,15 +310,34 @@ impl Inner {
         }
     }
 
-    /// Before the first change: removes what a crash has left of pins that were not written down.
-    pub(in crate::store) fn remove_left_pins(&self, pins: &Pins) -> Result<()> {
+    /// Before the first change: removes what a crash has left of pins that were not written down,
+    /// and those of commits that are given up.
+    pub(in crate::store) fn remove_left_pins(
+        &self,
+        history: &mut History,
+        pins: &Pins,
+    ) -> Result<()> {
+        let medium = &*self.medium;
+        if super::has_file(medium, pins::NEW_NAME)? {
+            medium.remove(pins::NEW_NAME)?;
+        }
+        if !super::has_file(medium, pins::NAME)? {
+            return Ok(());
+        }
+        // A sync may have failed after it was renamed to its place. Until that lasts, what it has
+        // not any more must stay.
+        medium.sync_dir()?;
+        if Pins::read(medium, self.seed)? != *pins {
+            let growth = pins.disk_bytes(self.seed);
+            self.take_for_commit(history, growth, |_| pins.prepare(medium, self.seed))?;
+            // Durable before a commit gets a number again.
+            Pins::install(medium)?;
+        }
         let left = |name: &String| pin_of_name(name).is_some_and(|pin| !pins.has(pin));
-        for name in pins::files(&*self.medium)?.iter().filter(|name| left(name)) {
-            self.medium.remove(name)?;
+        for name in pins::files(medium)?.iter().filter(|name| left(name)) {
+            medium.remove(name)?;
         }
-        if super::has_file(&*self.medium, pins::NEW_NAME)? {
-            self.medium.remove(pins::NEW_NAME)?;
-        }
+        history.pins_bytes = pins_bytes(medium)?;
         Ok(())
     }
 

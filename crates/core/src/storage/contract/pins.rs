@@ -84,10 +84,9 @@ fn what_pinned_commits_have_stays_whatever_follows_and_goes_when_they_are_unpinn
             }
             if round % 10 == 9 {
                 let last = life.journal.kept().pop().unwrap();
-                life.reopen(&last);
-                for Pin { commit, parts, .. } in &pins {
-                    life.storage.pin(commit.number, parts).unwrap();
-                }
+                let parts: Vec<(u64, &Parts)> =
+                    pins.iter().map(|pin| (pin.commit.number, &pin.parts)).collect();
+                life.reopen_beside(&last, &parts);
             }
             pins.iter().for_each(|pin| life.reader_at_pin(pin).check());
             life.check();

@@ -48,7 +48,7 @@ impl Store {
     /// *Errors*: `Locked` naming the commit that is held; `Misuse` naming the pins; `Io`.
     pub fn check_may_go_back(&self, sequence: u64) -> Result<()> {
         let pins = self.inner.pins.lock().clone();
-        pins.refuse_going_back(&self.inner.path, sequence)?;
+        pins.refuse_going_back(&*self.inner.medium, &self.inner.path, sequence)?;
         let none = Pins::default();
         let Some((_, newest)) = holds::span(&*self.inner.medium, &none)? else { return Ok(()) };
         if newest > sequence {
@@ -76,7 +76,6 @@ impl Inner {
         }
         let pins = self.pins.lock().clone();
         refuse_held_beside(&*self.medium, &self.path, &history.kept, &pins)?;
-        self.remove_left_pins(&pins)?;
         let sequence = |commit: Option<&CommitRecord>| commit.map_or(0, |c| c.info.sequence);
         let (last, first) = (sequence(history.kept.last()), sequence(history.kept.first()));
         let head = Head::new(last, first, self.term);
@@ -85,6 +84,7 @@ impl Inner {
             // Left by an epoch that never committed.
             history.spare.draw(u64::MAX)?;
         }
+        self.remove_left_pins(&mut history, &pins)?;
         match history.kept.last().map(|c| c.place) {
             Some((file, _)) if pin_of(file).is_some() => self.go_on_from_pin(&mut history, head)?,
             Some(place) => self.go_on_from(&mut history, place, head)?,

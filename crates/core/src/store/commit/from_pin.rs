@@ -30,7 +30,7 @@ impl Inner {
             bail!(
                 Full,
                 "going back to pinned commit {last} needs {growth} bytes for its index, and {used} \
-                 are in use; raise max_disk_bytes, or unpin another commit"
+                 are in use; raise max_disk_bytes, or open the last commit and unpin another one"
             );
         }
         let begun = self.take_for_commit(history, growth, |_| {

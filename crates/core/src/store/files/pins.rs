@@ -7,6 +7,7 @@
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{Medium, OpenMode, blocks_of};
 use crate::storage::Parts;
+use crate::store::files::holds;
 use crate::store::has_file;
 use crate::store::journal::{PIN_PREFIX, pin_of_name};
 use serde::{Deserialize, Serialize};
@@ -211,10 +212,18 @@ impl Pins {
         self.0.retain(|pinned| !gone.contains(&pinned.sequence));
     }
 
-    /// Refuses to go back to a commit while later ones are pinned: they would be given up with all
-    /// that came after it.
-    pub(in crate::store) fn refuse_going_back(&self, path: &Path, sequence: u64) -> Result<()> {
+    /// Refuses to go back to a commit while later ones are pinned, or are held by a reader though
+    /// they were unpinned: they would be given up with all that came after it.
+    pub(in crate::store) fn refuse_going_back(
+        &self,
+        medium: &dyn Medium,
+        path: &Path,
+        sequence: u64,
+    ) -> Result<()> {
         let later = Self(self.0.iter().filter(|p| p.sequence > sequence).cloned().collect());
+        if later.is_empty() {
+            return Ok(());
+        }
         if later.named().next().is_some() {
             bail!(
                 Misuse,
@@ -223,7 +232,7 @@ impl Pins {
                 later.spelled()
             );
         }
-        if let Some(held) = later.0.first() {
+        if let Some(held) = holds::living(medium)?.iter().find(|held| later.has(held.sequence)) {
             bail!(
                 Locked,
                 "a reader of {} holds commit {}, which was unpinned and is later than commit \
@@ -233,6 +242,11 @@ impl Pins {
             );
         }
         Ok(())
+    }
+
+    /// Forgets commits after this one: nobody has them any more.
+    pub(in crate::store) fn forget_after(&mut self, sequence: u64) {
+        self.0.retain(|pinned| pinned.sequence <= sequence);
     }
 
     /// Names and steps, for people: `'best' (step 3)`.
