@@ -246,6 +246,65 @@ def test_a_pin_that_returned_survives_a_kill(tmp_path: Path, storage: str) -> No
             assert not list(path.glob("pin-*"))
 
 
+GOES_BACK = """
+import sys
+import numpy as np
+import embedrock
+store = embedrock.open(sys.argv[1], "16MiB", check_disk=False)
+table = store.table("t", 4, optimizer="none", storage=sys.argv[2])
+for turn in range(10_000):
+    if "best" in store.pins():
+        store.go_back("best")
+        assert (table.get(np.arange(200)) == 1).all()
+    for step in range(1, 8):
+        table.put(np.arange(200), np.full((200, 4), step, np.float32))
+        store.commit(step, pin="best" if step == 1 and turn == 0 else None)
+    print(turn, flush=True)
+"""
+
+
+@pytest.mark.parametrize("storage", ["log", "lsm"])
+def test_what_was_trained_after_going_back_survives_a_kill(tmp_path: Path, storage: str) -> None:
+    path = tmp_path / "s"
+    for turns in (1, 3, 4):
+        child = subprocess.Popen(
+            [sys.executable, "-c", GOES_BACK, str(path), storage], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        assert [child.stdout.readline() for _ in range(turns)][-1] == f"{turns - 1}\n"
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        with embedrock.open(path, "16MiB", check_disk=False) as store:
+            assert row(store) == store.step and store.pins() == {"best": 1}
+        with embedrock.open(path, "1MiB", read_only=True, step="best") as reader:
+            assert row(reader) == reader.step == 1
+        assert embedrock.check(path)["problems"] == []
+
+
+def test_unpinning_gives_the_space_back(store: embedrock.Store) -> None:
+    def taken() -> int:
+        return sum(file.stat().st_blocks * 512 for file in store.path.iterdir())
+
+    table = store.table("t")
+    keys = np.arange(60_000)
+
+    def train(step: int, pin: str | None = None) -> None:
+        table.put(keys, np.full((len(keys), 4), step, np.float32))
+        store.commit(step, pin=pin)
+
+    train(1, pin="old")
+    for step in range(2, 5):
+        train(step)
+    kept = store.stats()["pins"][0]["bytes"]
+    assert kept > keys.size * 16 // 2, "values of most rows"
+    before = taken()
+    store.unpin("old")
+    for step in range(5, 8):
+        train(step)
+    assert taken() < before - keys.size * 16 // 2, (taken(), before, kept)
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert main([str(argument) for argument in arguments]) == 0
     return capsys.readouterr().out

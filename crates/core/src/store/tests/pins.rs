@@ -336,6 +336,36 @@ fn a_reader_of_a_commit_that_is_unpinned_keeps_it_until_it_closes_or_moves() {
 }
 
 #[test]
+fn a_later_commit_that_was_unpinned_is_in_the_way_of_going_back_only_while_a_reader_has_it() {
+    each_kind(|| {
+        let (medium, points, _) = with_old_pin(12);
+        let store = open(&medium, options(2)).unwrap();
+        store.pin(9, "last").unwrap();
+        let reader = open(&medium, at_pin("last", true, 2)).unwrap();
+        store.unpin("last").unwrap();
+        let error = store.check_may_go_back(3).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Locked, "{error}");
+        assert!(error.message().contains("holds commit 9"), "{error}");
+        drop(store);
+        assert_eq!(open(&medium, at_pin("old", false, 2)).err().unwrap().kind(), ErrorKind::Locked);
+        drop(reader);
+        let files = || crate::store::files::pins::files(&medium).unwrap().len();
+        assert_eq!(files(), 2, "it goes with the next change");
+        let (mut rows, mut random) = (points[&3].clone(), Random(12));
+        let store = open(&medium, at_pin("old", false, 2)).unwrap();
+        assert_eq!(files(), 2, "nothing is lost until the next change");
+        for step in 4..12 {
+            change(&store, &mut rows, &mut random).unwrap();
+            commit(&store, step, &mut random).unwrap();
+            assert_eq!(files(), 1);
+        }
+        drop(store);
+        check(&open(&medium, options(2)).unwrap(), &rows, "gone on");
+        check_pins(&medium, &map(&[("old", 3)]), &points, "gone on");
+    });
+}
+
+#[test]
 fn readers_move_to_pinned_commits_and_the_writer_opens_again_beside_them() {
     each_kind(|| {
         let (medium, points, rows) = with_old_pin(6);
@@ -460,12 +490,27 @@ fn pins_that_cannot_be_read_are_damage_to_a_writer_and_its_rows_stay() {
 }
 
 #[test]
-fn older_builds_are_told_of_pins() {
-    each_kind(|| {
-        let (medium, _, _) = with_old_pin(11);
+fn older_builds_are_told_of_pins_and_a_store_without_them_is_as_it_was() {
+    let version = |medium: &SimMedium| {
         let newest = medium.list("journal-").unwrap().into_iter().max().unwrap();
         let mut version = [0; 4];
         medium.open(&newest, OpenMode::ReadOnly).unwrap().read_at(&mut version, 8).unwrap();
-        assert_eq!(u32::from_le_bytes(version), 3, "of {newest}");
+        u32::from_le_bytes(version)
+    };
+    each_kind(|| {
+        let (medium, _, _) = with_old_pin(11);
+        assert_eq!(version(&medium), 3);
+        let (medium, mut random, mut rows) = (SimMedium::new(11), Random(11), Rows::default());
+        let store = open(&medium, options(2)).unwrap();
+        for step in 1..=9 {
+            change(&store, &mut rows, &mut random).unwrap();
+            commit(&store, step, &mut random).unwrap();
+        }
+        let unknown = store.unpin("best").unwrap_err();
+        assert_eq!(unknown.kind(), ErrorKind::NotFound, "{unknown}");
+        assert!(unknown.message().contains("none is"), "{unknown}");
+        drop(store);
+        assert_eq!(version(&medium), if KIND.get() == StorageKind::Log { 1 } else { 2 });
+        assert_eq!(medium.list("pin").unwrap(), Vec::<String>::new());
     });
 }
