@@ -25,14 +25,19 @@ impl Life<'_> {
         }
         let at = self.random.below(self.chain.len() as u64) as usize;
         let last = self.random.chance(1, 2);
-        let step = (!last).then(|| self.chain[at].step);
-        self.note(|| format!("reader at {step:?}"));
+        let mut asked = if last { At::Last } else { At::Step(self.chain[at].step) };
+        if self.plan.pins && self.random.chance(1, 2) {
+            asked = self.pins.keys().next().map_or(asked, |name| At::Pin(name));
+        }
+        self.note(|| format!("reader at {asked:?}"));
         self.counts.verb("reader");
-        let options = StoreOptions { step, read_only: true, ..self.plan.options(self.memory) };
-        let opened = self.open_to_read(options);
-        let store = match opened {
+        let read_only = StoreOptions { read_only: true, ..self.plan.options(self.memory) };
+        let store = match self.open_to_read(asked.within(read_only)) {
             Ok(store) => store,
-            Err(error) if error.kind() == ErrorKind::NotFound && self.may_be_gone(step) => {
+            Err(error)
+                if error.kind() == ErrorKind::NotFound
+                    && matches!(asked, At::Step(step) if self.may_be_gone(Some(step))) =>
+            {
                 return Ok(());
             }
             Err(error) => {
@@ -40,11 +45,15 @@ impl Life<'_> {
                 return Ok(());
             }
         };
-        let points = if step.is_some() { self.chain.iter().collect() } else { self.newest() };
+        let points: Vec<&Rc<Point>> = match asked {
+            At::Last => self.newest(),
+            At::Step(_) => self.chain.iter().collect(),
+            At::Pin(name) => vec![&self.pins[name]],
+        };
         let at = |p: &&Rc<Point>| is_at(&store, p);
         let Some(point) = points.into_iter().find(at).cloned() else {
             let found = store.last_commit().map(|info| info.step);
-            return Err(format!("a reader opened at {step:?} is at {found:?}").into());
+            return Err(format!("a reader opened at {asked:?} is at {found:?}").into());
         };
         self.counts.event(Event::ReaderOpened);
         self.readers.push(Reader { store, point });
