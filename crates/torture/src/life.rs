@@ -291,9 +291,7 @@ impl<'c> Life<'c> {
                 Err(error) if error.kind() == ErrorKind::Budget => {
                     self.raise_memory(&error, given)?;
                 }
-                Err(error)
-                    if error.kind() == ErrorKind::Locked && self.readers_hold_others(at) =>
-                {
+                Err(error) if error.kind() == ErrorKind::Locked && self.readers_hold_others(at) => {
                     // One of them holds a commit beside the kept ones.
                     self.counts.event(Event::HeldBack);
                     self.readers.clear();
