@@ -182,7 +182,8 @@ def test_a_full_store_names_what_pins_keep(tmp_path: Path) -> None:
         assert full is not None and "of pinned commits 'p" in full
         assert sum(file.stat().st_blocks * 512 for file in store.path.iterdir()) <= bound
         pins = store.stats()["pins"]
-        assert all(pin["bytes"] > 100_000 for pin in pins[:-1])
+        # What the last ones have, kept commits have, too.
+        assert len(pins) > 3 and all(pin["bytes"] > 100_000 for pin in pins[:-3]), pins
         for name in list(store.pins()):
             store.unpin(name)
         for step in range(200, 204):
@@ -294,15 +295,15 @@ def test_unpinning_gives_the_space_back(store: embedrock.Store) -> None:
         store.commit(step, pin=pin)
 
     train(1, pin="old")
-    for step in range(2, 5):
+    for step in range(2, 10):
         train(step)
     kept = store.stats()["pins"][0]["bytes"]
     assert kept > keys.size * 16 // 2, "values of most rows"
     before = taken()
     store.unpin("old")
-    for step in range(5, 8):
-        train(step)
-    assert taken() < before - keys.size * 16 // 2, (taken(), before, kept)
+    for step in range(10, 14):
+        store.commit(step)
+    assert taken() < before - kept // 2, (taken(), before, kept)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
