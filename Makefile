@@ -12,8 +12,9 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 ADAPTERS := $(CURDIR)/.cache/adapters
 # The look-ahead window's threads have what time others leave: its tests run alone.
-AHEAD := $(wildcard python/tests/test_*lookahead*.py) $(addprefix python/tests/,\
-	test_announcing.py test_pipeline.py test_prefetch.py test_store_window.py)
+AHEAD := $(addprefix python/tests/,test_announcing.py test_bench_lookahead.py \
+	test_lookahead_loader.py test_lookahead_pays.py test_lookahead_traps.py test_pipeline.py \
+	test_prefetch.py test_store_window.py)
 # Whole contests of several processes, and benchmarks that train: a command of their own.
 LONG := $(addprefix python/tests/,test_bench_demo.py test_bench_demo_shaped.py test_bench_loops.py \
 	test_bench_race.py test_bench_settings.py test_bench_staleness.py)

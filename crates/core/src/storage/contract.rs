@@ -255,16 +255,16 @@ fn what_a_sweep_kept_is_room_again_when_its_ticket_ends() {
             keys.iter().for_each(|key| life.put(*key));
             life.commit(1);
         };
-        (0..8).for_each(|_| write_all(&mut life));
+        (0..4).for_each(|_| write_all(&mut life));
         let usual = life.storage.disk_bytes();
         let sweep = life.storage.sweep(None);
-        (0..8).for_each(|_| write_all(&mut life));
+        (0..4).for_each(|_| write_all(&mut life));
         let kept = life.storage.disk_bytes();
         // A freeze under way keeps room before and after.
         let freezes = life.subject.kind == StorageKind::Pages;
         assert!(freezes || (kept > 2 * usual) == life.subject.has_pages, "{usual}, then {kept}");
         life.storage.end_read(sweep.ticket());
-        (0..8).for_each(|_| write_all(&mut life));
+        (0..4).for_each(|_| write_all(&mut life));
         // Files below go when room is given back.
         assert!(life.storage.disk_bytes() <= kept || life.subject.has_layers);
         // One under way keeps what it reads, and a commit what was written before it.

@@ -34,7 +34,7 @@ fn trained(keep: usize, seed: u64) -> (SimMedium, Points, Vec<u64>) {
 /// and then every operation is cut.
 fn rounds() -> (u64, u64) {
     let asked = std::env::var("EMBEDROCK_SEEDS").ok().and_then(|rounds| rounds.parse().ok());
-    asked.map_or((2, 17), |rounds| (rounds, 1))
+    asked.map_or((1, 17), |rounds| (rounds, 1))
 }
 
 fn steps(store: &Store) -> Vec<u64> {

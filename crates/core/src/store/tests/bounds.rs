@@ -71,7 +71,7 @@ fn a_commit_with_a_long_record_is_made_or_refused_before_anything_is_written() {
 
 fn long_record(meta: &str, states: usize) {
     const ROWS: u64 = 100_000;
-    const STEP: u64 = 256 << 10;
+    const STEP: u64 = 512 << 10;
     let names: Vec<String> = (0..states).map(|i| format!("{i:\u{1}>100}")).collect();
     let state: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &[][..])).collect();
     let keys: Vec<u64> = (0..ROWS).map(|i| i * 7919 % ROWS).collect();
@@ -378,7 +378,7 @@ fn long_run(times_live: f64, steps_per_commit: u64) -> u64 {
     let table = store.table(&wide).unwrap();
     let mut random = Random(5);
     let mut waited = 0;
-    for step in 1..=400u64 {
+    for step in 1..=240u64 {
         let keys: Vec<u64> = (0..2000).map(|_| random.below(ROWS)).collect();
         let gradients = vec![0.5; keys.len() * WIDE];
         let batch = UpdateBatch {

@@ -169,7 +169,9 @@ impl Run {
 /// Runs with the `k`-th write, or allocation, finding no room, for every `k` that there is.
 fn every(what: &str, fault: impl Fn(&SimMedium, u64)) -> Outcome {
     let mut sum = Outcome::default();
-    for k in 0.. {
+    // All of them take minutes: `EMBEDROCK_CUTS=1`.
+    let step = std::env::var("EMBEDROCK_CUTS").map_or(2, |step| step.parse().unwrap());
+    for k in (0..).step_by(step) {
         let run = Run::new(format!("{what} {k} finds no room"), |medium| fault(medium, k));
         let medium = run.medium.clone();
         let outcome = run.go();
@@ -189,7 +191,7 @@ fn every(what: &str, fault: impl Fn(&SimMedium, u64)) -> Outcome {
 fn no_room_at_any_write_leaves_all_as_it_was_or_says_that_the_store_must_be_opened_again() {
     each_kind(|| {
         let sum = every("write", SimMedium::full_write);
-        assert!(sum.full > 5 && sum.io > 50, "{sum:?}");
+        assert!(sum.full > 2 && sum.io > 25, "{sum:?}");
     });
 }
 
@@ -197,6 +199,6 @@ fn no_room_at_any_write_leaves_all_as_it_was_or_says_that_the_store_must_be_open
 fn no_room_at_any_allocation_leaves_all_as_it_was() {
     each_kind(|| {
         let sum = every("allocation", SimMedium::full_allocate);
-        assert!(sum.full > 20 && sum.io == 0, "{sum:?}");
+        assert!(sum.full > 10 && sum.io == 0, "{sum:?}");
     });
 }

@@ -193,7 +193,7 @@ fn begin_beside<L>(store: &Store, number: u64, lock: L) {
 fn use_ahead_beside_busy_cores() {
     let (store, table) = with_rows(with_window_of_one(600 << 10, 8));
     let mut random = Random(8);
-    let batches = draw_keys(&mut random, 400);
+    let batches = draw_keys(&mut random, 150);
     use_ahead(&store, table, &batches);
     let stats = store.window_stats().unwrap();
     assert!(stats.wait_s < 2.0 && stats.failed == 0, "{stats:?}");
