@@ -66,7 +66,7 @@ impl Life {
 
 #[test]
 fn what_pinned_commits_have_stays_whatever_follows_and_goes_when_they_are_unpinned() {
-    each(2, |mut life| {
+    each(1, |mut life| {
         if life.subject.is_direct {
             // No commit of such rows can be pinned.
             assert_eq!(life.storage.parts(), Parts::default());
@@ -121,7 +121,7 @@ fn what_pinned_commits_have_stays_whatever_follows_and_goes_when_they_are_unpinn
 
 #[test]
 fn a_life_goes_on_from_a_pinned_commit() {
-    each(2, |mut life| {
+    each(1, |mut life| {
         if life.subject.is_direct {
             return;
         }
