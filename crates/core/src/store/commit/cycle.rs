@@ -119,11 +119,8 @@ impl Inner {
         };
         for name in self.medium.list(state::PREFIX)? {
             match state::sequence_of(&name) {
-                Some(sequence) if self.pins.lock().has(sequence) => {
-                    if sequence < oldest_kept {
-                        let bytes = self.medium.state_of(&name)?.bytes;
-                        history.held_state_bytes += blocks_of(bytes);
-                    }
+                Some(sequence) if sequence < oldest_kept && self.pins.lock().has(sequence) => {
+                    history.held_state_bytes += blocks_of(self.medium.state_of(&name)?.bytes);
                 }
                 Some(sequence)
                     if sequence < released || sequence < oldest_kept && !is_held(sequence) =>

@@ -160,11 +160,6 @@ impl Pins {
         self.0.is_empty()
     }
 
-    /// The number of the newest one; 0 without any.
-    pub(in crate::store) fn newest(&self) -> u64 {
-        self.0.last().map_or(0, |pinned| pinned.sequence)
-    }
-
     /// The pinned commit of this number, with or without names.
     pub(in crate::store) fn get(&self, sequence: u64) -> Option<&Pinned> {
         self.0.iter().find(|pinned| pinned.sequence == sequence)
@@ -340,7 +335,7 @@ mod tests {
         let mut pins = pins();
         pins.name(7, "best", 300);
         assert_eq!(pins.of_name("best").map(|pinned| pinned.sequence), Some(7));
-        assert_eq!((pins.named().count(), pins.has(3), pins.newest()), (1, true, 7));
+        assert_eq!((pins.named().count(), pins.has(3)), (1, true));
         pins.remove(&[3]);
         assert!(!pins.has(3) && pins.take_name("last") && !pins.take_name("last"));
     }
