@@ -35,6 +35,7 @@ __all__ = [
     "number",
     "seconds",
     "shown",
+    "step_or_pin",
     "text",
     "whole",
     "whole_or_none",
@@ -84,6 +85,15 @@ def whole(name: str, value: Any, least: int) -> int:
 def whole_or_none(name: str, value: Any, least: int) -> int | None:
     """As ``whole``; None stays None."""
     return None if value is None else whole(name, value, least)
+
+
+def step_or_pin(name: str, value: Any) -> tuple[int | None, str | None]:
+    """A step, or the name of a pinned commit; neither for None."""
+    if isinstance(value, str):
+        return None, text(name, value)
+    if value is not None and not hasattr(value, "__index__"):
+        raise MisuseError(f"{name} is {shown(value)}, expected a step or the name of a pin")
+    return whole_or_none(name, value, 0), None
 
 
 def number(name: str, value: Any) -> float:

@@ -252,8 +252,9 @@ class Store:
     def id(self, /) -> str:
         """What tells this store from all others."""
 
-    def check_no_reader_after(self, /, sequence: int) -> None:
-        """Raises where a reader holds a commit later than that of this number."""
+    def check_may_go_back(self, /, sequence: int) -> None:
+        """Raises where a reader holds a commit later than that of this number, or one is
+        pinned."""
 
     def is_held(self, /) -> bool:
         """Whether the commit at hand is held, so that no writer drops it."""
@@ -305,13 +306,24 @@ class Store:
     def digest(self, /, table: TableId, progress: _Progress | None = None) -> int:
         """A hash of all written rows, values and state, independent of their order."""
 
-    def commit(self, /, step: int, meta: str, state: Sequence[tuple[str, bytes]]) -> dict[str, Any]:
-        """Makes everything so far durable under `step`; returns the commit."""
+    def commit(
+        self, /, step: int, meta: str, state: Sequence[tuple[str, bytes]], pin: str | None = None
+    ) -> dict[str, Any]:
+        """Makes everything so far durable under `step`, pinned under a name; returns the commit."""
 
     def commit_in_background(
-        self, /, step: int, meta: str, state: Sequence[tuple[str, bytes]]
+        self, /, step: int, meta: str, state: Sequence[tuple[str, bytes]], pin: str | None = None
     ) -> PendingCommit:
         """As `commit`, without waiting for the disk."""
+
+    def pin(self, /, step: int, name: str) -> dict[str, Any]:
+        """Keeps the commit of a step until the name is taken away; returns the pin."""
+
+    def unpin(self, /, name: str) -> None:
+        """Takes a name away from its commit."""
+
+    def pins(self, /) -> list[dict[str, Any]]:
+        """The pinned commits, oldest first."""
 
     def commits(self, /) -> list[dict[str, Any]]:
         """The commits that are kept, oldest first."""
@@ -458,6 +470,7 @@ def copy(
     destination: _Path,
     memory: str,
     step: int | None = None,
+    pin: str | None = None,
     storage: str | None = None,
     cold_directory: _Path | None = None,
     pmem_path: _Path | None = None,

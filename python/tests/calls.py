@@ -64,6 +64,8 @@ def calls(
         "Store.gradient_norm": ([(table, keys, rows)],),
         "Store.commit": (9,),
         "Store.go_back": (9,),
+        "Store.pin": (9, "p"),
+        "Store.unpin": ("p",),
         "Store.__exit__": (None, None, None),
         "Table.get": (keys,),
         "Table.put": (keys, rows),

@@ -104,6 +104,7 @@ SAYS = {
         r"copies +0% +34\d\.\d +6\.9\d .*\ncopies +10% +24\d\.\d .*\n"
         r"accuracy (0\.[89]\d\d), in memory \1, same bits: True\n"
     ),
+    "pins": r"kept \[4, 5\] pinned \{'best': 3\}\nback at 3 0\.4\n",
     "record_trace": (r"1250 of 5000 requests, 1286 had no room\n1250 queries of 20 keys at most\n"),
     "persistent_memory": (
         r"refused: table 'users' has 1000 rows in a region for 1000\nroom for 10000 rows\n"

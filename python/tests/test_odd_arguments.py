@@ -92,6 +92,11 @@ class World:
         self.store.commit(max(self.store.step or 0, next(self.step)))
 
 
+def pinned(world: World) -> str:
+    world.store.pin(world.store.step or 0, "pinned")
+    return "pinned"
+
+
 def rows(world: World) -> Any:
     return np.zeros((2, 4), np.float32)
 
@@ -142,6 +147,8 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
     ),
     "Store.table": (lambda w: w.store.table, lambda w: {"name": "new", "embedding_dim": 4}),
     "Store.go_back": (lambda w: w.store.go_back, lambda w: {"step": 0}),
+    "Store.pin": (lambda w: w.store.pin, lambda w: {"step": w.store.step, "name": "p"}),
+    "Store.unpin": (lambda w: w.store.unpin, lambda w: {"name": pinned(w)}),
     "Store.get": (lambda w: w.store.get, lambda w: {"batches": w.batches(2)}),
     "Store.lookahead": (
         lambda w: w.store.lookahead,

@@ -56,8 +56,8 @@ pub mod store;
 pub use arena::keep_freed;
 pub use clip::Clip;
 pub use config::{
-    CommitInfo, GetBatch, LookaheadBatch, Memory, MemoryUnit, MergePicker, NonFinite, PutBatch,
-    StorageKind, StoreOptions, TableId, TableInfo, TableSpec, Uncommitted, UpdateBatch,
+    CommitInfo, GetBatch, LookaheadBatch, Memory, MemoryUnit, MergePicker, NonFinite, PinInfo,
+    PutBatch, StorageKind, StoreOptions, TableId, TableInfo, TableSpec, Uncommitted, UpdateBatch,
     UpdateReport, UpkeepScheduler, ValuesOut,
 };
 pub use distinct::distinct;

@@ -52,13 +52,13 @@ pub(crate) fn check(
     json_value(py, &carried.resolve(py, outcome)?)
 }
 
-/// Copies the commit of `step` (the last one without it) to a new store at `destination`.
+/// Copies the commit of `step` or `pin` (the last one without) to a new store at `destination`.
 ///
 /// Of `buckets` alone, where they are given. `progress(done, total)` is called now and then, in
 /// rows; what it raises ends the copy.
 #[pyfunction]
-#[pyo3(signature = (path, destination, memory, step=None, storage=None, cold_directory=None,
-    pmem_path=None, capacity=None, buckets=None, progress=None))]
+#[pyo3(signature = (path, destination, memory, step=None, pin=None, storage=None,
+    cold_directory=None, pmem_path=None, capacity=None, buckets=None, progress=None))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python function")]
 pub(crate) fn copy(
     py: Python<'_>,
@@ -66,6 +66,7 @@ pub(crate) fn copy(
     destination: PathBuf,
     memory: &str,
     step: Option<u64>,
+    pin: Option<String>,
     storage: Option<&str>,
     cold_directory: Option<PathBuf>,
     pmem_path: Option<PathBuf>,
@@ -75,6 +76,7 @@ pub(crate) fn copy(
 ) -> PyResult<Py<PyAny>> {
     let options = CopyOptions {
         step,
+        pin,
         memory: Memory::from_str(memory).or_raise(py)?,
         storage: storage.map(StorageKind::from_str).transpose().or_raise(py)?,
         cold_directory,

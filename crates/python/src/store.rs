@@ -90,7 +90,7 @@ impl Store {
         segment_bytes=None, cold_directory=None, pmem_path=None,
         io="auto", policy="lfu", window_bytes=None, window_group=256, merge_picker="score",
         upkeep_scheduler="off", top_share=0.1, filters=false, keep=2, seed=0, create=true,
-        step=None, read_only=false,
+        step=None, pin=None, read_only=false,
         check_disk=true, merge_reads=true))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
@@ -115,6 +115,7 @@ impl Store {
         seed: u64,
         create: bool,
         step: Option<u64>,
+        pin: Option<String>,
         read_only: bool,
         check_disk: bool,
         merge_reads: bool,
@@ -141,6 +142,7 @@ impl Store {
             seed,
             create,
             step,
+            pin,
             read_only,
             check_disk,
         };
@@ -293,10 +295,10 @@ impl Store {
         format!("{:032x}", self.0.id())
     }
 
-    /// Raises where a reader holds a commit later than that of this number.
-    fn check_no_reader_after(&self, py: Python<'_>, sequence: u64) -> PyResult<()> {
+    /// Raises where a reader holds a commit later than that of this number, or one is pinned.
+    fn check_may_go_back(&self, py: Python<'_>, sequence: u64) -> PyResult<()> {
         self.check_call(py)?;
-        py.detach(|| self.0.check_no_reader_after(sequence)).or_raise(py)
+        py.detach(|| self.0.check_may_go_back(sequence)).or_raise(py)
     }
 
     /// Whether the commit at hand is held, so that no writer drops it.
@@ -428,32 +430,61 @@ impl Store {
         Ok(rows)
     }
 
-    /// Makes everything so far durable under `step`; returns the commit as a dict.
+    /// Makes everything so far durable under `step`, and pins it under a name if there is one;
+    /// returns the commit as a dict.
+    #[pyo3(signature = (step, meta, state, pin=None))]
     fn commit(
         &self,
         py: Python<'_>,
         step: u64,
         meta: &str,
         state: Vec<(PyBackedStr, PyBackedBytes)>,
+        pin: Option<&str>,
     ) -> PyResult<Py<PyAny>> {
         let state: Vec<(&str, &[u8])> =
             state.iter().map(|(name, bytes)| (&**name, &**bytes)).collect();
-        let info = py.detach(|| self.0.commit(step, meta, &state)).or_raise(py)?;
+        let made = py.detach(|| match pin {
+            Some(name) => self.0.commit_pinned(step, meta, &state, name),
+            None => self.0.commit(step, meta, &state),
+        });
+        let info = made.or_raise(py)?;
         json_value(py, &info)
     }
 
     /// As `commit`, without waiting for the disk.
+    #[pyo3(signature = (step, meta, state, pin=None))]
     fn commit_in_background(
         &self,
         py: Python<'_>,
         step: u64,
         meta: &str,
         state: Vec<(PyBackedStr, PyBackedBytes)>,
+        pin: Option<&str>,
     ) -> PyResult<PendingCommit> {
         let state: Vec<(&str, &[u8])> =
             state.iter().map(|(name, bytes)| (&**name, &**bytes)).collect();
-        let pending = py.detach(|| self.0.commit_in_background(step, meta, &state));
+        let pending = py.detach(|| match pin {
+            Some(name) => self.0.commit_pinned_in_background(step, meta, &state, name),
+            None => self.0.commit_in_background(step, meta, &state),
+        });
         Ok(PendingCommit(pending.or_raise(py)?))
+    }
+
+    /// Keeps the commit of a step until the name is taken away; returns the pin as a dict.
+    fn pin(&self, py: Python<'_>, step: u64, name: &str) -> PyResult<Py<PyAny>> {
+        let pin = py.detach(|| self.0.pin(step, name)).or_raise(py)?;
+        json_value(py, &pin)
+    }
+
+    /// Takes a name away from its commit.
+    fn unpin(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        py.detach(|| self.0.unpin(name)).or_raise(py)
+    }
+
+    /// The pinned commits, oldest first, as dicts.
+    fn pins(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let pins = py.detach(|| self.0.pins()).or_raise(py)?;
+        json_value(py, &pins)
     }
 
     /// The commits that are kept, oldest first, as dicts.

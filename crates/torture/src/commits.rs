@@ -2,6 +2,7 @@
 
 use crate::faults::Fault;
 use crate::life::{Life, Point, Step, point_name};
+use crate::pins::At;
 use crate::plan::Kind;
 use crate::report::Event;
 use embedrock_core::{CommitInfo, ErrorKind, Result as EngineResult};
@@ -146,11 +147,15 @@ impl Life<'_> {
         if at + 1 == self.chain.len() {
             return Ok(());
         }
+        self.readers.clear();
+        let sequence = self.store().commits()[at].sequence;
+        if !self.unpin_after(sequence)? {
+            return Ok(());
+        }
         self.note(|| format!("go back to step {step}"));
         self.counts.event(Event::WentBack);
-        self.readers.clear();
         self.leave();
-        self.open_again(Some(step))
+        self.open_again(At::Step(step))
     }
 }
 

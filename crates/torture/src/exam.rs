@@ -2,6 +2,7 @@
 
 use crate::faults::Fault;
 use crate::life::{Life, Step, Stop};
+use crate::pins::At;
 use crate::plan::Kind;
 
 /// Machines at the end of a life whose device lies.
@@ -26,7 +27,7 @@ impl Life<'_> {
         if lies.is_empty() {
             return Ok(());
         }
-        let before = (self.chain.clone(), self.medium.clone());
+        let before = (self.chain.clone(), self.pins.clone(), self.medium.clone());
         for _ in 0..if churns { EXAMS_OF_CHURN } else { EXAMS } {
             let fault = *self.random.pick(&lies);
             match self.lie_once(fault) {
@@ -36,8 +37,9 @@ impl Life<'_> {
             self.finish_counts();
             self.close_quietly();
             self.forget_lies();
-            (self.chain, self.medium) = before.clone();
+            (self.chain, self.pins, self.medium) = before.clone();
             self.others.clear();
+            self.other_pins.clear();
         }
         self.medium = self.medium.reboot(0);
         Ok(())
@@ -46,8 +48,9 @@ impl Life<'_> {
     fn lie_once(&mut self, fault: Fault) -> Step {
         self.close_quietly();
         self.boot();
-        self.open(None)?;
+        self.open(At::Last)?;
         self.others.clear();
+        self.other_pins.clear();
         if self.model.tables.is_empty() {
             // They went with a crash before the first commit.
             return Ok(());

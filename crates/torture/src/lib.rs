@@ -1,7 +1,7 @@
 //! Random lives of stores on a simulated device, with faults, beside a plain map.
 //!
 //! A [`Soak`] runs seeds. Each seed is a life (`life`): settings drawn from it (`plan`), verbs
-//! (`verbs`, `commits`, `readers`, `ahead`), and faults of the device (`faults`). `model` is the
+//! (`verbs`, `commits`, `pins`, `readers`, `ahead`), and faults of the device (`faults`). `model` is the
 //! map, `check` compares, and `judge` says which errors are answers. `exam` ends a life on devices
 //! that lie. `planted` counts the seeds until a deliberate bug is found.
 
@@ -15,6 +15,7 @@ mod judge;
 mod life;
 mod minimise;
 mod model;
+mod pins;
 mod plan;
 #[cfg(feature = "planted")]
 pub mod planted;

@@ -9,6 +9,7 @@ use crate::check::{self, Care};
 use crate::faults::{self, Fault};
 use crate::judge::Blame;
 use crate::model::{Change, Model, Table};
+use crate::pins::{At, Pins};
 use crate::plan::{Plan, TablePlan};
 use crate::random::Random;
 use crate::readers::Reader;
@@ -73,6 +74,10 @@ pub(crate) struct Life<'c> {
     pub(crate) chain: Chain,
     /// What a reboot may find beside that.
     pub(crate) others: Vec<Chain>,
+    /// Pinned commits.
+    pub(crate) pins: Pins,
+    /// Pins that a reboot may find beside these.
+    pub(crate) other_pins: Vec<Pins>,
     /// The commit that is completed by hand.
     pub(crate) under_way: Option<Rc<Point>>,
     pub(crate) readers: Vec<Reader>,
@@ -120,6 +125,8 @@ impl<'c> Life<'c> {
             model: Model::default(),
             chain: Vec::new(),
             others: Vec::new(),
+            pins: Pins::new(),
+            other_pins: Vec::new(),
             under_way: None,
             readers: Vec::new(),
             announced: VecDeque::new(),
@@ -149,6 +156,7 @@ impl<'c> Life<'c> {
             self.counts.operations += 1;
             self.arm();
             self.act()?;
+            self.use_pins()?;
             self.look_around()?;
         }
         self.random = Random::new(self.plan.seed, 3);
@@ -192,7 +200,7 @@ impl<'c> Life<'c> {
             faults::arm(&self.medium, Fault::Latency, &mut self.random);
         }
         for _ in 0..12 {
-            self.open(None)?;
+            self.open(At::Last)?;
             let plans: Vec<TablePlan> = self.plan.tables.clone();
             let refused = plans.into_iter().filter(|plan| plan.late == 0).find_map(|plan| {
                 let plan = Rc::new(plan);
@@ -255,12 +263,13 @@ impl<'c> Life<'c> {
         if self.random.chance(1, 4) { self.memory } else { self.memory * percent / 100 }
     }
 
-    fn options(&mut self, step: Option<u64>) -> StoreOptions {
+    fn options(&mut self, at: At) -> StoreOptions {
         let memory = self.memory_to_open();
         if self.random.chance(1, 4) {
             self.keep = 1 + self.random.below(5) as usize;
         }
-        let options = StoreOptions { step, keep: self.keep, ..self.plan.options(memory) };
+        let options = StoreOptions { keep: self.keep, ..self.plan.options(memory) };
+        let options = at.within(options);
         if self.random.chance(1, 4) {
             let policy = *self.random.pick(&[
                 embedrock_core::config::PolicyKind::Lru,
@@ -271,21 +280,18 @@ impl<'c> Life<'c> {
         options
     }
 
-    /// Opens the store of the medium, at its last commit or at that of a step, and finds out which
-    /// of the commits that may be there it is at.
-    pub(crate) fn open(&mut self, mut step: Option<u64>) -> Step {
+    /// Opens the store of the medium, and finds out which of the commits that may be there it is at.
+    pub(crate) fn open(&mut self, mut at: At) -> Step {
         let mut failures = 0;
         let store = loop {
-            let options = self.options(step);
+            let options = self.options(at);
             let Memory::Bytes(given) = options.memory else { unreachable!("bytes are given") };
             match Store::open_on(self.plan.directories(&self.medium), options) {
                 Ok(store) => break store,
                 Err(error) if error.kind() == ErrorKind::Budget => {
                     self.raise_memory(&error, given)?;
                 }
-                Err(error)
-                    if error.kind() == ErrorKind::Locked && self.readers_hold_others(step) =>
-                {
+                Err(error) if error.kind() == ErrorKind::Locked && self.readers_hold_others(at) => {
                     // One of them holds a commit beside the kept ones.
                     self.counts.event(Event::HeldBack);
                     self.readers.clear();
@@ -298,7 +304,7 @@ impl<'c> Life<'c> {
                         self.counts.event(Event::CutWhileOpening);
                         self.finish_counts();
                         self.boot();
-                        step = None;
+                        at = At::Last;
                         continue;
                     }
                     if self.doomed {
@@ -306,7 +312,7 @@ impl<'c> Life<'c> {
                         return Err(Stop::Over);
                     }
                     let allowed = self.blame.allows(&self.medium, &error);
-                    allowed.map_err(|why| format!("open at step {step:?}: {why}"))?;
+                    allowed.map_err(|why| format!("open at {at:?}: {why}"))?;
                     if failures > TRIES {
                         return Err(format!("open fails again and again: {error:?}").into());
                     }
@@ -322,9 +328,10 @@ impl<'c> Life<'c> {
         self.poison = None;
         self.announced.clear();
         let id = found.as_ref().map(|info| (info.step, info.meta.as_str()));
-        let chain = match step {
-            None => self.identify(id)?,
-            Some(step) => self.go_back_to(step, id)?,
+        let chain = match at {
+            At::Last => self.identify(id)?,
+            At::Step(step) => self.go_back_to(step, id)?,
+            At::Pin(name) => self.go_back_to_point(&Rc::clone(&self.pins[name]), id)?,
         };
         self.adopt(chain)
     }
@@ -352,12 +359,20 @@ impl<'c> Life<'c> {
     /// until the next commit is made.
     fn go_back_to(&mut self, step: u64, found: Option<(u64, &str)>) -> Step<Chain> {
         let at = self.chain.iter().rposition(|point| point.step == step);
-        let at = at.expect("a step of the chain");
-        let end = &self.chain[at];
+        let point = Rc::clone(&self.chain[at.expect("a step of the chain")]);
+        self.go_back_to_point(&point, found)
+    }
+
+    fn go_back_to_point(&mut self, end: &Rc<Point>, found: Option<(u64, &str)>) -> Step<Chain> {
         if found != Some((end.step, end.meta.as_str())) {
-            let found = found.map(|(step, _)| step);
+            let (found, step) = (found.map(|(step, _)| step), end.step);
             return Err(format!("opened at step {step}, and the store is at {found:?}").into());
         }
+        let Some(at) = self.chain.iter().rposition(|point| Rc::ptr_eq(point, end)) else {
+            // The journal does not have it.
+            self.others.push(self.chain.clone());
+            return Ok(vec![Rc::clone(end)]);
+        };
         for last in at + 1..=self.chain.len() {
             self.others.push(self.chain[..last].to_vec());
         }
@@ -379,6 +394,7 @@ impl<'c> Life<'c> {
             return Err(format!("the store keeps steps {found:?}, expected {expected:?}").into());
         }
         self.chain.drain(..expected.len() - found.len());
+        self.adopt_pins()?;
         let result = self.check_everything();
         self.lies_now();
         result?;
@@ -583,7 +599,7 @@ impl<'c> Life<'c> {
             }
         }
         self.store = None;
-        self.open_again(None)
+        self.open_again(At::Last)
     }
 
     /// Lets go of the store, by a close or as a process that is killed.
@@ -593,7 +609,7 @@ impl<'c> Life<'c> {
     }
 
     /// Opens on a machine that goes on; what failed before is no excuse any more.
-    pub(crate) fn open_again(&mut self, step: Option<u64>) -> Step {
+    pub(crate) fn open_again(&mut self, at: At) -> Step {
         self.lies_now();
         if !self.doomed {
             faults::disarm(&self.medium);
@@ -603,9 +619,9 @@ impl<'c> Life<'c> {
             }
         }
         let before = self.chain.clone();
-        self.open(step)?;
+        self.open(at)?;
         // What was found was not acknowledged, or is in the page cache alone.
-        if step.is_none() && !same_end(&before, &self.chain) {
+        if at == At::Last && !same_end(&before, &self.chain) {
             self.others.push(before);
         }
         Ok(())
@@ -645,6 +661,7 @@ impl<'c> Life<'c> {
         self.counts.event(Event::Crashed);
         // What struck this machine; several are booted from it.
         self.finish_counts();
+        let pins = (self.pins.clone(), self.other_pins.clone());
         let before = (self.chain.clone(), self.others.clone(), self.medium.clone());
         let more = match std::mem::take(&mut self.cut_in_commit) {
             true => 3 + self.random.below(3),
@@ -652,14 +669,16 @@ impl<'c> Life<'c> {
         };
         for _ in 0..more {
             self.boot();
-            self.open(None)?;
+            self.open(At::Last)?;
             self.close_quietly();
             (self.chain, self.others, self.medium) = before.clone();
+            (self.pins, self.other_pins) = pins.clone();
         }
         self.boot();
-        self.open(None)?;
+        self.open(At::Last)?;
         // What is there is on the disk.
         self.others.clear();
+        self.other_pins.clear();
         Ok(())
     }
 

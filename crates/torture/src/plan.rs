@@ -58,11 +58,13 @@ pub enum Habit {
     Bounds,
     /// Budgets near the smallest that works.
     Tight,
+    /// Pinned commits.
+    Pins,
 }
 
 impl Habit {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Back,
         Self::Readers,
         Self::Ahead,
@@ -70,6 +72,7 @@ impl Habit {
         Self::Late,
         Self::Bounds,
         Self::Tight,
+        Self::Pins,
     ];
 
     /// The name on the command line.
@@ -82,6 +85,7 @@ impl Habit {
             Self::Late => "late",
             Self::Bounds => "bounds",
             Self::Tight => "tight",
+            Self::Pins => "pins",
         }
     }
 }
@@ -209,6 +213,8 @@ pub(crate) struct Plan {
     pub(crate) state_bytes: u64,
     /// Keys of a batch at most.
     pub(crate) batch: u64,
+    /// Commits are pinned.
+    pub(crate) pins: bool,
 }
 
 impl Plan {
@@ -284,6 +290,7 @@ impl Plan {
                 Kind::Crowded => 8,
                 _ => *random.pick(&[8, 40, 120]),
             },
+            pins: Random::new(seed, 5).chance(1, 2) && has(Habit::Pins),
         };
         if plan.max_disk_bytes.is_some() && random.chance(1, 2) {
             let enough = plan.roomy_bytes();

@@ -3,6 +3,7 @@
 
 use crate::check::{self, Care};
 use crate::life::{Life, Point, Step, named_budget, point_name};
+use crate::pins::At;
 use crate::report::Event;
 use embedrock_core::{ErrorKind, Memory, Store, StoreOptions};
 use std::rc::Rc;
@@ -24,14 +25,19 @@ impl Life<'_> {
         }
         let at = self.random.below(self.chain.len() as u64) as usize;
         let last = self.random.chance(1, 2);
-        let step = (!last).then(|| self.chain[at].step);
-        self.note(|| format!("reader at {step:?}"));
+        let mut asked = if last { At::Last } else { At::Step(self.chain[at].step) };
+        if self.plan.pins && self.random.chance(1, 2) {
+            asked = self.pins.keys().next().map_or(asked, |name| At::Pin(name));
+        }
+        self.note(|| format!("reader at {asked:?}"));
         self.counts.verb("reader");
-        let options = StoreOptions { step, read_only: true, ..self.plan.options(self.memory) };
-        let opened = self.open_to_read(options);
-        let store = match opened {
+        let read_only = StoreOptions { read_only: true, ..self.plan.options(self.memory) };
+        let store = match self.open_to_read(asked.within(read_only)) {
             Ok(store) => store,
-            Err(error) if error.kind() == ErrorKind::NotFound && self.may_be_gone(step) => {
+            Err(error)
+                if error.kind() == ErrorKind::NotFound
+                    && matches!(asked, At::Step(step) if self.may_be_gone(Some(step))) =>
+            {
                 return Ok(());
             }
             Err(error) => {
@@ -39,11 +45,15 @@ impl Life<'_> {
                 return Ok(());
             }
         };
-        let points = if step.is_some() { self.chain.iter().collect() } else { self.newest() };
+        let points: Vec<&Rc<Point>> = match asked {
+            At::Last => self.newest(),
+            At::Step(_) => self.chain.iter().collect(),
+            At::Pin(name) => vec![&self.pins[name]],
+        };
         let at = |p: &&Rc<Point>| is_at(&store, p);
         let Some(point) = points.into_iter().find(at).cloned() else {
             let found = store.last_commit().map(|info| info.step);
-            return Err(format!("a reader opened at {step:?} is at {found:?}").into());
+            return Err(format!("a reader opened at {asked:?} is at {found:?}").into());
         };
         self.counts.event(Event::ReaderOpened);
         self.readers.push(Reader { store, point });
@@ -94,17 +104,19 @@ impl Life<'_> {
     /// True when a reader has a commit that the writer does not keep.
     pub(crate) fn readers_are_beside(&self) -> bool {
         let keeps = |point: &Rc<Point>| self.chain.iter().any(|kept| Rc::ptr_eq(kept, point));
-        self.readers.iter().any(|reader| !keeps(&reader.point))
+        let stays = |point: &Rc<Point>| keeps(point) || self.is_pinned(point);
+        self.readers.iter().any(|reader| !stays(&reader.point))
     }
 
-    /// True when a reader has a commit that a writer which opens at this step may not keep.
-    pub(crate) fn readers_hold_others(&self, step: Option<u64>) -> bool {
+    /// True when a reader has a commit that a writer which opens there may not keep.
+    pub(crate) fn readers_hold_others(&self, at: At) -> bool {
         let chains = || self.others.iter().chain([&self.chain]);
         let kept_by_all = |point: &Rc<Point>| {
             chains().all(|chain| chain.iter().any(|kept| Rc::ptr_eq(kept, point)))
         };
-        let goes_back = step.is_some();
-        self.readers.iter().any(|reader| goes_back || !kept_by_all(&reader.point))
+        let goes_back = at != At::Last;
+        let stays = |point: &Rc<Point>| kept_by_all(point) || self.is_pinned(point);
+        self.readers.iter().any(|reader| goes_back || !stays(&reader.point))
     }
 
     /// Now and then, whether an earlier commit is still there.
@@ -125,8 +137,14 @@ impl Life<'_> {
         result.map_err(|why| format!("opened at {}: {why}", point_name(&point)).into())
     }
 
+    /// Whether a commit is pinned, whatever a crash has left.
+    fn is_pinned(&self, point: &Rc<Point>) -> bool {
+        let mut all = self.other_pins.iter().chain([&self.pins]);
+        all.all(|pins| pins.values().any(|pinned| Rc::ptr_eq(pinned, point)))
+    }
+
     /// Whether a commit that is under way may have released this step.
-    fn may_be_gone(&self, step: Option<u64>) -> bool {
+    pub(crate) fn may_be_gone(&self, step: Option<u64>) -> bool {
         self.under_way.as_ref().is_some_and(|point| {
             let chain = self.chain_with(point);
             chain.iter().all(|point| Some(point.step) != step)
@@ -134,7 +152,7 @@ impl Life<'_> {
     }
 
     /// Opens with this budget, or else the one that a refusal names.
-    fn open_to_read(&self, options: StoreOptions) -> embedrock_core::Result<Store> {
+    pub(crate) fn open_to_read(&self, options: StoreOptions) -> embedrock_core::Result<Store> {
         let open = |options| Store::open_on(self.plan.directories(&self.medium), options);
         let store = open(options.clone())?;
         // The plan is made by the first verb.
@@ -169,6 +187,7 @@ impl Life<'_> {
         let mut random = self.random.clone();
         let reader = &self.readers[at];
         let kept = self.chain.iter().chain(&self.under_way).any(|p| Rc::ptr_eq(p, &reader.point));
+        let kept = kept || self.is_pinned(&reader.point);
         // Readers may be let go of where a bound says so.
         let bounded = self.plan.max_held_bytes.is_some() || self.plan.max_disk_bytes.is_some();
         let gone = !kept && bounded;

@@ -18,6 +18,12 @@ pub enum Event {
     CutWhileOpening,
     /// Opened at an earlier commit.
     WentBack,
+    /// Opened at a pinned commit.
+    WentBackToPin,
+    /// A commit was pinned.
+    Pinned,
+    /// A name was taken away from a commit.
+    Unpinned,
     /// A verb was refused for want of room.
     Full,
     /// A budget was refused.
@@ -54,12 +60,15 @@ pub enum Event {
 
 impl Event {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 24] = [
         Self::Reopened,
         Self::Killed,
         Self::Crashed,
         Self::CutWhileOpening,
         Self::WentBack,
+        Self::WentBackToPin,
+        Self::Pinned,
+        Self::Unpinned,
         Self::Full,
         Self::Budget,
         Self::Error,
@@ -86,6 +95,9 @@ impl Event {
             Self::Crashed => "crashed",
             Self::CutWhileOpening => "cut_while_opening",
             Self::WentBack => "went_back",
+            Self::WentBackToPin => "went_back_to_pin",
+            Self::Pinned => "pinned",
+            Self::Unpinned => "unpinned",
             Self::Full => "full",
             Self::Budget => "budget",
             Self::Error => "error",

@@ -119,7 +119,7 @@ fn settings(plan: &Plan) -> String {
         .collect();
     format!(
         "{:?}, page {}, segment {}, memory {:?} %, max_disk {:?}, capacity {:?}, keep {}, {:?}, \
-         window {} ({:?} bytes, group {}), batch {}, {} operations; {}",
+         window {} ({:?} bytes, group {}), batch {}, pins {}, {} operations; {}",
         plan.kind,
         plan.page_bytes,
         plan.segment_bytes,
@@ -132,6 +132,7 @@ fn settings(plan: &Plan) -> String {
         plan.window_bytes,
         plan.window_group,
         plan.batch,
+        plan.pins,
         plan.operations,
         tables.join("; ")
     )

@@ -583,6 +583,7 @@ impl Life<'_> {
     fn insist(&mut self) -> Step {
         self.counts.event(Event::Insisted);
         self.readers.clear();
+        self.unpin_all()?;
         // A journal that replaces another takes some commits to write. The other goes once no kept
         // commit is in it.
         for _ in 0..2 * (self.plan.keep_max() + 2) {

@@ -29,12 +29,14 @@ from embedrock.cli import (
     follow,
     freeze,
     info,
+    pin,
     place,
     resize,
     serve,
     torture,
     trace,
     train,
+    unpin,
 )
 from embedrock.cli.wording import one_line
 from embedrock.errors import EmbedrockError
@@ -81,6 +83,8 @@ def parser() -> argparse.ArgumentParser:
         info,
         check,
         copy,
+        pin,
+        unpin,
         resize,
         trace,
         place,

@@ -21,7 +21,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")
     command.add_argument("destination", type=Path, metavar="DEST", help="the new store's directory")
-    command.add_argument("--step", type=int, metavar="N", help="the commit of this step (the last)")
+    command.add_argument(
+        "--step",
+        type=output.step_or_pin,
+        metavar="N",
+        help="the commit of this step, or pinned under this name (the last)",
+    )
     command.add_argument(
         "--memory",
         default="256MiB",

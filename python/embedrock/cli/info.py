@@ -1,4 +1,4 @@
-"""`embedrock info STORE`: tables, commits, how memory and disk are spent, who does the I/O."""
+"""`embedrock info STORE`: tables, commits, pins, how memory and disk are spent, how it reads."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 
 from embedrock.cli import output
 
-_KINDS = ("rows", "part", "pmem", "journal", "state", "spare", "other")
+_KINDS = ("rows", "part", "pmem", "journal", "pin", "state", "spare", "other")
 """What the names of files begin with (``docs/formats``), in the order of the list."""
 _NOTED = {
     "part": "partitions",
     "pmem": "regions",
+    "pin": "pins",
     "spare": "spare, for commits",
     "other": "other files",
 }
@@ -102,6 +103,8 @@ def _kind(name: str) -> str:
     first = name.partition("-")[0]
     if first == "rows":
         return name
+    if name == "pins":
+        return "pin"
     return first if first in _KINDS else "other"
 
 
@@ -154,12 +157,27 @@ def _print(found: dict[str, Any], verbose: bool) -> None:
             ]
         )
     output.print_table(rows)
+    _print_pins(stats["pins"])
     if not stats["commits"]["held"]:
         print("not held: this process may not write here; a writer may drop the commit meanwhile")
     print()
     on_disk = [*_on_disk(found["files"], stats), *_in_cold(found["cold_files"], stats)]
     on_disk += _in_partitions(stats) + _in_regions(found["tables"], stats)
     output.print_table([*on_disk, *_spent(stats, verbose)], header=False)
+
+
+def _print_pins(pins: list[dict[str, Any]]) -> None:
+    if not pins:
+        return
+    print()
+    rows = [["pin", "step", "made", "pinned", "keeps alone"]]
+    for one in pins:
+        times = (
+            datetime.fromtimestamp(one[when], tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+            for when in ("committed", "unix_time")
+        )
+        rows.append([one["name"], str(one["step"]), *times, output.human_bytes(one["bytes"])])
+    output.print_table(rows)
 
 
 def _on_disk(files: dict[str, int], stats: dict[str, Any]) -> list[list[str]]:

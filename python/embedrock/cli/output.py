@@ -9,10 +9,13 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedrock.errors import CorruptError, MisuseError
 from embedrock.report import text, without_nan
+
+if TYPE_CHECKING:
+    from embedrock.store import Store
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -68,6 +71,33 @@ def add_folders(command: argparse.ArgumentParser, regions: str = "") -> None:
         metavar="DIR",
         help=f"where the regions of pmem tables are, if they were moved{regions}",
     )
+
+
+def add_writing(command: argparse.ArgumentParser) -> None:
+    """How a command opens a store to write."""
+    command.add_argument(
+        "--memory", default="256MiB", help="memory for the store: the index must fit (256MiB)"
+    )
+    command.add_argument(
+        "--max-disk-bytes",
+        type=parse_bytes,
+        metavar="SIZE",
+        help="most bytes that the store may take on disk (no bound)",
+    )
+
+
+def opened_to_write(arguments: argparse.Namespace) -> Store:
+    """The store of a command, at its last commit. Errors: as ``open``; no store is made."""
+    import embedrock
+
+    refuse_missing_store(arguments.store)
+    bound = arguments.max_disk_bytes
+    return embedrock.open(arguments.store, arguments.memory, max_disk_bytes=bound, create=False)
+
+
+def step_or_pin(text: str) -> int | str:
+    """ "12" as a step, all else as the name of a pin. For argparse's `type`."""
+    return int(text) if text.isascii() and text.isdigit() else text
 
 
 def layer_sizes(text: str) -> tuple[int, ...]:

@@ -130,11 +130,14 @@ def _id_of(numbers: Sequence[int]) -> str:
 
 
 def _commit_of(numbers: Sequence[int], store: Store) -> tuple[bool, bool]:
-    """Whether the store keeps a commit of the number that the rows followed, and whether that is
-    the same commit."""
+    """Whether the store keeps, or has pinned, a commit of the number that the rows followed, and
+    whether that is the same commit."""
     for commit in store.commits():
         if commit.sequence == numbers[3]:
             return True, [commit.step, commit.unix_time] == list(numbers[4:6])
+    for pin in store._core.pins():
+        if pin["sequence"] == numbers[3]:
+            return True, [pin["step"], pin["committed"]] == list(numbers[4:6])
     return False, False
 
 
@@ -164,4 +167,4 @@ def _way_back(saved: Sequence[int], store: Store) -> str:
             f"call store.go_back(step) first, if its rows were committed then (kept are the "
             f"steps: {kept})"
         )
-    return f"its commit is not kept (kept are the steps: {kept}; open(keep=) keeps more)"
+    return f"its commit is not kept (kept are the steps: {kept}; store.pin keeps one)"

@@ -13,6 +13,7 @@ from embedrock._arguments import (
     function,
     named_path,
     named_path_or_none,
+    step_or_pin,
     text,
     whole,
     whole_or_none,
@@ -44,7 +45,7 @@ def copy(
     path: str | os.PathLike[str],
     destination: str | os.PathLike[str],
     *,
-    step: int | None = None,
+    step: int | str | None = None,
     memory: int | str = "256MiB",
     storage: Literal["log", "lsm", "pmem"] | None = None,
     cold_directory: str | os.PathLike[str] | None = None,
@@ -55,6 +56,7 @@ def copy(
 ) -> dict[str, Any]:
     """Copies one commit of a store, the last one by default, to a new store.
 
+    ``step`` is the step of a commit that is kept or pinned, or the name of a pin.
     The store may be open and written to meanwhile. ``memory`` is the budget of each of the two.
     ``storage`` is how the copy stores the rows of all its tables, as ``Store.table`` says; None
     stores each as it was. A log has 4 bytes of memory for each id of a table with
@@ -78,7 +80,7 @@ def copy(
 
     Blocking: reads and writes every row of the commit.
     """
-    number = whole_or_none("step", step, 0)
+    number, pin = step_or_pin("step", step)
     if storage is not None:
         choice("storage", storage, ("log", "lsm", "pmem"))
     function("progress", progress, "rows done and in all")
@@ -87,6 +89,7 @@ def copy(
         named_path("destination", destination),
         memory_text(memory),
         number,
+        pin,
         storage,
         named_path_or_none("cold_directory", cold_directory),
         named_path_or_none("pmem_path", pmem_path),

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "Handle"]
 
 H = TypeVar("H", bound="Handle")
-Engine: TypeAlias = Callable[[int | None], _core.Store]
-"""Opens the engine's store: as ``embedrock.open`` was asked to, or at the commit of a step."""
+Engine: TypeAlias = Callable[["int | str | None"], _core.Store]
+"""Opens the engine's store: as ``embedrock.open`` was asked to, or at a step or a pin."""
 
 
 class Handle:
@@ -60,6 +60,8 @@ class Handle:
         """The last commit that was not waited for."""
         self._pending_step: int | None = None
         """Step of the last commit that was not waited for."""
+        self._pending_pin = False
+        """Whether that commit is to be pinned, which closing waits for."""
         self._arguments: dict[str, Any] = {}
         """What a store that is open to write was opened with (``registry.py``)."""
         self._place: tuple[int, int] | None = None
@@ -163,6 +165,9 @@ class Handle:
         self._core.check_call()  # what follows waits for other threads
         try:
             self._listeners.closing()
+            if self._pending_pin and self._pending is not None:
+                with contextlib.suppress(EmbedrockError):  # the handle tells
+                    self._pending.wait()
         finally:
             self._prefetcher.stop()
             self._listeners.ended()
@@ -183,8 +188,17 @@ class Handle:
                 return self._later[1:]
         return []
 
-    def _go_back(self, step: int) -> None:
-        """Opens the engine's store anew, at a kept commit, for every handle of a table."""
+    def _numbers_of(self, step: int | str) -> list[int]:
+        """The numbers of the commits of a step that can be gone back to, or of that of a pin."""
+        pins = self._core.pins()
+        if isinstance(step, str):
+            return [pin["sequence"] for pin in pins if pin["name"] == step]
+        kept = [*self._core.commits(), *self._later_commits()]
+        of_step = [info["sequence"] for info in kept if info["step"] == step]
+        return of_step or [pin["sequence"] for pin in pins if pin["step"] == step]
+
+    def _go_back(self, step: int | str) -> None:
+        """Opens the engine's store anew, at a commit that is there, for every handle of a table."""
         commits = [*self._core.commits(), *self._later_commits()]
         specs = {table.name: self._core.table_info(table._handle)["spec"] for table in self._tables}
         for listener in self._listeners:
@@ -195,8 +209,7 @@ class Handle:
             moved = self._moved_reader(step, specs)
         else:
             moved = None
-            target = [info["sequence"] for info in commits if info["step"] == step]
-            self._core.check_no_reader_after(max(target, default=0))
+            self._core.check_may_go_back(max(self._numbers_of(step), default=0))
         self._prefetcher.stop()
         self._core.close()
         try:
@@ -215,21 +228,23 @@ class Handle:
         self._branch = secrets.randbits(62)
         at = self._core.last_commit()
         number = 0 if at is None else at["sequence"]
-        self._later = [info for info in commits if info["sequence"] >= number]
+        later = [info for info in commits if info["sequence"] > number]
+        self._later = [] if at is None or not commits else [at, *later]
         self._pending = self._pending_step = None
         self._prefetcher = Prefetcher(self._core, self._path)
         for table in self._tables:
             if (found := handles.get(table.name)) is not None:
                 table._moved(found)
 
-    def _moved_reader(self, step: int, specs: dict[str, Any]) -> _core.Store:
+    def _moved_reader(self, step: int | str, specs: dict[str, Any]) -> _core.Store:
         """The engine's reader at a commit. Errors: ``NotFoundError`` where a table is not there."""
         moved = self._engine(step)
+        named = f"pinned as {step!r}" if isinstance(step, str) else f"of step {step}"
         for name in specs:
             if moved.find_table(name) is None:
                 moved.close()
                 raise NotFoundError(
-                    f"table {name!r} is not in the commit of step {step} of {self.path}, and "
+                    f"table {name!r} is not in the commit {named} of {self.path}, and "
                     f"somebody has it: open that commit by itself, with step= and read_only=True"
                 )
         return moved

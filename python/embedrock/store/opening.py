@@ -12,6 +12,7 @@ from embedrock._arguments import (
     flag,
     named_path,
     named_path_or_none,
+    step_or_pin,
     whole,
     whole_or_none,
 )
@@ -47,7 +48,7 @@ def open(
     keep: int = 2,
     seed: int = 0,
     create: bool = True,
-    step: int | None = None,
+    step: int | str | None = None,
     read_only: bool = False,
     check_disk: bool = True,
 ) -> Store:
@@ -107,7 +108,8 @@ def open(
         keep: How many commits stay, at least 1.
         seed: Seed of initial rows, fixed when the store is created.
         create: Whether to create a store where there is none.
-        step: Go back to the commit of this step; what came after it is dropped by the next commit.
+        step: Go back to the commit of this step, or that is pinned under this name
+            (:meth:`Store.pin`); what came after it is dropped by the next commit.
         read_only: Refuse every change, take no lock, and hold the commit, so that no writer drops
             it as long as readers keep no more than its ``max_held_bytes`` (:attr:`Store.held` says
             whether this one holds its commit now).
@@ -126,6 +128,7 @@ def open(
     """
     directory = named_path("path", path).absolute()
     budget = memory_text(memory)
+    number, pin = step_or_pin("step", step)
     arguments: dict[str, Any] = {
         "max_disk_bytes": whole_or_none("max_disk_bytes", max_disk_bytes, 1),
         "max_held_bytes": whole_or_none("max_held_bytes", max_held_bytes, 0),
@@ -143,15 +146,17 @@ def open(
         "filters": flag("filters", filters),
         "keep": whole("keep", keep, 1),
         "seed": whole("seed", seed, 0),
-        "step": whole_or_none("step", step, 0),
+        "step": number,
+        "pin": pin,
         "check_disk": flag("check_disk", check_disk),
     }
     create, reads = flag("create", create), flag("read_only", read_only)
 
-    def engine(back_to: int | None) -> _core.Store:
+    def engine(back_to: int | str | None) -> _core.Store:
         if back_to is None:
             return _core.Store(directory, budget, create=create, read_only=reads, **arguments)
-        there = {**arguments, "step": back_to}
+        number, pin = step_or_pin("step", back_to)
+        there = {**arguments, "step": number, "pin": pin}
         return _core.Store(directory, budget, create=False, read_only=reads, **there)
 
     def make() -> Store:

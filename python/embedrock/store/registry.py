@@ -141,18 +141,32 @@ def _refuse_other(store: Store, directory: Path, arguments: Mapping[str, Any]) -
     others = [
         f"{name}={given[name]!r} (asked for: {value!r})"
         for name, value in arguments.items()
-        if name != "step" and not _same(name, given[name], value)
+        if name not in ("step", "pin") and not _same(name, given[name], value)
     ]
     if others:
         raise LockedError(f"{already}, with {', '.join(others)}; {way_out}")
-    step, asked = store.step, arguments["step"]
-    if asked != given["step"] or (asked is not None and (step != asked or store.uncommitted[0])):
-        opened = "its last commit" if given["step"] is None else f"step {given['step']}"
-        wanted = "the last commit" if asked is None else f"step {asked}"
+    opened, asked = ((named["step"], named["pin"]) for named in (given, arguments))
+    is_last = asked == (None, None)
+    if asked != opened or not (is_last or (_is_at(store, *asked) and not store.uncommitted[0])):
         raise LockedError(
-            f"{already}, opened at {opened} and used since; to go to {wanted}, close it first, or "
-            f"all with embedrock.close_all()"
+            f"{already}, opened at {_spelled('its', *opened)} and used since; to go to "
+            f"{_spelled('the', *asked)}, close it first, or all with embedrock.close_all()"
         )
+
+
+def _spelled(article: str, step: int | None, pin: str | None) -> str:
+    if pin is not None:
+        return f"pin {pin!r}"
+    return f"{article} last commit" if step is None else f"step {step}"
+
+
+def _is_at(store: Store, step: int | None, pin: str | None) -> bool:
+    """Whether a store is at the commit of a step, or the one that is pinned under a name."""
+    if pin is None:
+        return store.step == step
+    last = store._core.last_commit()
+    at = [one["sequence"] for one in store._core.pins() if one["name"] == pin]
+    return last is not None and at == [last["sequence"]]
 
 
 def _same(name: str, given: Any, asked: Any) -> bool:

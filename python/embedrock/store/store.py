@@ -28,22 +28,17 @@ from embedrock.ahead.prefetch import Prefetch
 from embedrock.ahead.window import Window
 from embedrock.clip import Clip, bounds
 from embedrock.commits import Commit, PendingCommit, commit_of, decode_meta, encode_meta
-from embedrock.errors import (
-    EmbedrockError,
-    MisuseError,
-    NotFoundError,
-    UnsupportedError,
-)
+from embedrock.errors import EmbedrockError, MisuseError, NotFoundError
 from embedrock.observe.recording import Recording
 from embedrock.store.batches import arrays_for, batches_of, named_bytes
-from embedrock.store.handle import Handle
+from embedrock.store.pins import Pins
 from embedrock.store.specs import asked_of, spec_of
 from embedrock.table import Table
 
 __all__ = ["Store"]
 
 
-class Store(Handle):
+class Store(Pins):
     """An open store. ``embedrock.open`` makes it; close it, or use it in a ``with`` statement.
 
     One process writes to a store at a time. Any verb may be called from several threads at once.
@@ -292,6 +287,7 @@ class Store(Handle):
         state: Mapping[str, bytes] | None = None,
         *,
         wait: Literal[True] = True,
+        pin: str | None = None,
     ) -> Commit: ...
 
     @overload
@@ -302,6 +298,7 @@ class Store(Handle):
         state: Mapping[str, bytes] | None = None,
         *,
         wait: Literal[False],
+        pin: str | None = None,
     ) -> PendingCommit: ...
 
     @overload
@@ -312,6 +309,7 @@ class Store(Handle):
         state: Mapping[str, bytes] | None = None,
         *,
         wait: bool,
+        pin: str | None = None,
     ) -> Commit | PendingCommit: ...
 
     def commit(
@@ -321,6 +319,7 @@ class Store(Handle):
         state: Mapping[str, bytes] | None = None,
         *,
         wait: bool = True,
+        pin: str | None = None,
     ) -> Commit | PendingCommit:
         """Makes everything so far durable, atomically, under the caller's step number.
 
@@ -330,8 +329,13 @@ class Store(Handle):
         engine writes it while training goes on: the handle says when it is durable. A row that is
         changed before it is written is written first, so the commit has what was there at the call.
 
-        Errors: ``FullError``, ``IoError``, ``PoisonedError``. With ``wait=False``, errors of the
-        disk are raised by the handle, and by every later verb that changes rows.
+        With ``pin``, the commit is pinned under that name once it is durable, as :meth:`pin` does;
+        a name that another commit has moves to it. An error that says that the commit is made, but
+        not pinned, has left the name where it was.
+
+        Errors: ``FullError``, ``IoError``, ``PoisonedError``; those of :meth:`pin`. With
+        ``wait=False``, errors of the disk are raised by the handle, and by every later verb that
+        changes rows.
 
         Blocking: waits until the disk has it; the cost follows what changed since the last commit.
         With ``wait=False`` for a commit that is still under way, and until the state is handed to
@@ -350,80 +354,23 @@ class Store(Handle):
         >>> pending = store.commit(11, wait=False)
         >>> pending.wait().step
         11
+        >>> store.commit(12, pin="best").step, store.pins()
+        (12, {'best': 12})
         """
         named, wait = named_bytes(state), flag("wait", wait)
         number, note = whole("step", step, 0), encode_meta(meta)
+        name = None if pin is None else text("pin", pin)
         self._listeners.before()
         if wait:
-            return commit_of(self._core.commit(number, note, named))
-        pending = PendingCommit(self._core.commit_in_background(number, note, named), number)
+            return commit_of(self._core.commit(number, note, named, name))
+        pending = PendingCommit(self._core.commit_in_background(number, note, named, name), number)
         self._pending, self._pending_step = pending, number
+        self._pending_pin = name is not None
         return pending
 
     def commits(self) -> list[Commit]:
         """The commits that are kept, oldest first."""
         return [commit_of(info) for info in self._core.commits()]
-
-    def go_back(self, step: int) -> Commit:
-        """Goes back to a kept commit, in place, and returns it.
-
-        Rows, optimizer state and counts of steps are those of the commit; what came after it and
-        was not committed is dropped. Later commits go with the next change, as after
-        ``open(step=)``; until then ``go_back`` finds them, too. Tables, modules and optimizers of
-        this store stay valid: a table that came after the commit is there again, without rows, and
-        then later commits go at once. Gradients that wait for a step are forgotten, memory begins
-        empty and counters of ``stats()`` begin anew. Dense parameters are the caller's to bring
-        back: :func:`embedrock.resume` brings those of the commit.
-
-        No other thread may use the store meanwhile: its verbs may raise ``ClosedError``. A loop of
-        ``items`` and announcements of look-ahead that were begun before have to begin again.
-
-        A store that is open ``read_only`` moves to the commit, an earlier or a later one.
-
-        Args:
-            step: The step of a commit that is kept; ``open(keep=)`` says how many are.
-
-        Errors: ``NotFoundError`` for a step that no kept commit has, with those that there are;
-        ``MisuseError`` while a pipeline's pass or a recording is under way; ``UnsupportedError``
-        where a table has storage ``"pmem"``; ``LockedError`` beside a reader of a later commit,
-        such as a server that follows. Nothing has changed then. As ``open`` otherwise, for example
-        ``LockedError`` where another process was faster: a reader stays where it was, and a store
-        that is open to write is closed.
-
-        Blocking: waits for a commit that is under way; reads the index, as ``open`` does.
-
-        >>> store.commit(step=1).step, table.put([7], np.ones((1, 4), np.float32))
-        (1, None)
-        >>> store.commit(step=2).step, table.put([7], np.zeros((1, 4), np.float32))
-        (2, None)
-        >>> store.go_back(1).step, 7 in table
-        (1, False)
-        """
-        number = whole("step", step, 0)
-        self._core.check_call()
-        if self._pending is not None:
-            self._pending.wait()
-        kept = [int(info["step"]) for info in (*self._core.commits(), *self._later_commits())]
-        if number not in kept and not self.read_only:
-            raise NotFoundError(
-                f"there is no commit of step {number} in {self.path}; kept are the steps: "
-                f"{', '.join(map(str, kept)) or 'none'}; open(keep=) keeps more"
-            )
-        last = self._core.last_commit()
-        if not self.read_only and last is not None and number != last["step"]:
-            self._refuse_regions(number)
-        self._go_back(number)
-        return self.commits()[-1]
-
-    def _refuse_regions(self, step: int) -> None:
-        """Refuses to go back where tables have rows that no commit has."""
-        direct = [table.name for table in self.tables.values() if table.storage == "pmem"]
-        if direct:
-            raise UnsupportedError(
-                f"store {self.path} cannot go back to step {step}: rows of table {direct[0]!r} "
-                f"with storage 'pmem' are newer than any commit; keep such tables in a store of "
-                f"their own"
-            )
 
     def refresh(self) -> Commit | None:
         """Moves a store that is open ``read_only`` to the newest commit.
@@ -483,12 +430,15 @@ class Store(Handle):
         under ``classes`` and ``tables``; a class has under ``damage`` what upkeep could not read
         and left as it is. ``upkeep`` counts ``merges``: the ``seconds`` that their steps took and
         those from begin to outcome (``latency``), the longest of each (``_max``), and what a
-        scheduler has ``put_off``. Other units are in the names (``_bytes``, ``_s``); counts are
+        scheduler has ``put_off``. ``pins`` has of each pinned commit its ``name``, ``step`` and
+        number (``sequence``), when it was ``committed`` and pinned (``unix_time``), and the
+        ``bytes`` that only it keeps. Other units are in the names (``_bytes``, ``_s``); counts are
         since ``open``.
 
         Blocking: waits for verbs that write rows.
         """
         stats: dict[str, Any] = self._core.stats()
+        stats["pins"] = self._core.pins()
         return stats
 
     def warm(self) -> int:

@@ -160,6 +160,23 @@ pub struct CommitInfo {
     pub state_bytes: u64,
 }
 
+/// A name that keeps a commit until it is taken away.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PinInfo {
+    /// The name.
+    pub name: String,
+    /// The commit's step.
+    pub step: u64,
+    /// The commit's number within the store.
+    pub sequence: u64,
+    /// When the commit was made, in seconds since 1970.
+    pub committed: u64,
+    /// When it got the name.
+    pub unix_time: u64,
+    /// Bytes on disk that only this commit keeps: what unpinning all its names gives back.
+    pub bytes: u64,
+}
+
 /// What would be lost by closing without a commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Uncommitted {

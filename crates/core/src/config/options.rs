@@ -306,6 +306,8 @@ pub struct StoreOptions {
     pub create: bool,
     /// Go back to the commit of this step; `None` opens the last one.
     pub step: Option<u64>,
+    /// Go back to the commit that is pinned under this name.
+    pub pin: Option<String>,
     /// Refuse every change and take no writer lock; sees the last commit.
     pub read_only: bool,
     /// Refuse a table whose rows, all written, would not fit on the disk.
@@ -337,6 +339,7 @@ impl StoreOptions {
             seed: 0,
             create: true,
             step: None,
+            pin: None,
             read_only: false,
             check_disk: true,
         }
@@ -349,6 +352,9 @@ impl StoreOptions {
 
     /// Refuses what no store works with.
     pub(crate) fn validate(&self) -> Result<()> {
+        if let (Some(step), Some(pin)) = (self.step, &self.pin) {
+            bail!(Misuse, "both step {step} and pin '{pin}' were given, expected one of them");
+        }
         if self.keep == 0 {
             bail!(Misuse, "keep is 0, expected at least 1 commit to keep");
         }

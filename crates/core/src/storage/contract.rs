@@ -19,6 +19,7 @@ use std::sync::Arc;
 mod journal;
 mod life;
 mod look;
+mod pins;
 
 type Create = fn(&ClassFacts, Arc<dyn File>, u64, &Arc<dyn Medium>) -> Result<Box<dyn Storage>>;
 type Recovery = fn(&ClassFacts, &str, u64, u64) -> Result<Box<dyn StorageRecovery>>;

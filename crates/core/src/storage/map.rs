@@ -108,6 +108,9 @@ pub(super) struct MapStorage {
 
 impl super::StorageFreeze for MapStorage {}
 
+/// It has no files that a commit needs: its pieces are the rows.
+impl super::StoragePins for MapStorage {}
+
 impl Storage for MapStorage {}
 
 /// A map without tables.

@@ -16,6 +16,7 @@ pub mod lsm;
 #[cfg(test)]
 mod map;
 pub mod page;
+mod pins;
 mod placement;
 pub mod pmem;
 mod read;
@@ -33,6 +34,7 @@ pub use kinds::{
 pub use log::demand::{Demand, Share};
 pub use log::{ClassNeed, choose_segment, seed_of_file};
 pub use page::PageLayout;
+pub use pins::{Begun, Parts};
 pub use placement::{Freeze, FreezePlan, Placement};
 pub use pmem::{
     LentRows, Region, Resize, Writer as RegionWriter, has_regions, remove_other_regions, resize,
@@ -44,9 +46,9 @@ pub use report::{Cut, MergeCounts, SpaceBound, StorageMemory, StorageStats, Unit
 pub use size::{PAGE_SIZES, choose_page, possible_pages};
 pub use sweep::{Areas, Checked, Finding, Sweep, SweptRow, TakeRows};
 pub use traits::{
-    Hearer, Storage, StorageBudget, StorageCounts, StorageFreeze, StorageJournal, StorageRead,
-    StorageRecovery, StorageRefresh, StorageSpace, StorageSweeps, StorageTables, StorageUpkeep,
-    StorageWrite, Unit,
+    Hearer, Storage, StorageBudget, StorageCounts, StorageFreeze, StorageJournal, StoragePins,
+    StorageRead, StorageRecovery, StorageRefresh, StorageSpace, StorageSweeps, StorageTables,
+    StorageUpkeep, StorageWrite, Unit,
 };
 
 /// What a layout asks about rows in DRAM while it moves stored copies.

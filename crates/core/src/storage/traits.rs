@@ -2,9 +2,9 @@
 //! it lies; [`Storage`] is all of them.
 
 use super::{
-    Areas, Checked, Cut, DirtyRow, Finding, Found, Freeze, FreezePlan, OpenAt, PageAddress,
-    PageSource, Region, Residents, Resolved, Share, SpaceBound, StorageMemory, StorageStats, Sweep,
-    TableFacts, UnitReport, Want,
+    Areas, Begun, Checked, Cut, DirtyRow, Finding, Found, Freeze, FreezePlan, OpenAt, PageAddress,
+    PageSource, Parts, Region, Residents, Resolved, Share, SpaceBound, StorageMemory, StorageStats,
+    Sweep, TableFacts, UnitReport, Want,
 };
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium};
@@ -324,6 +324,39 @@ pub trait StorageUpkeep {
     }
 }
 
+/// Pinned commits: what they need stays, whatever commits are dropped.
+pub trait StoragePins {
+    /// What a journal file has to know that begins with the commit that was opened. Nothing has
+    /// changed since.
+    fn begun(&self) -> Begun {
+        Begun::default()
+    }
+
+    /// What the commit that was opened needs of the files. Nothing has changed since.
+    fn parts(&self) -> Parts {
+        Parts::default()
+    }
+
+    /// Keeps these parts for the pinned commit of this number, which is kept at this moment or was
+    /// pinned when the storage was opened. `Corrupt` where the files do not have them.
+    fn pin(&mut self, pin: u64, parts: &Parts) -> Result<()> {
+        let _ = (pin, parts);
+        Ok(())
+    }
+
+    /// Releases what only this pinned commit has.
+    fn unpin(&mut self, pin: u64) {
+        let _ = pin;
+    }
+
+    /// Bytes that only a pinned commit with these parts keeps, not the `others` and no commit that
+    /// is kept otherwise.
+    fn bytes_of_pin(&self, parts: &Parts, others: &[&Parts]) -> u64 {
+        let _ = (parts, others);
+        0
+    }
+}
+
 /// Freezing: all rows are written anew in the order of a placement.
 pub trait StorageFreeze {
     /// Begins a freeze, a unit of upkeep like others once it was given all rows. `Misuse` for a
@@ -420,6 +453,7 @@ pub trait Storage:
     + StorageJournal
     + StorageSpace
     + StorageUpkeep
+    + StoragePins
     + StorageFreeze
     + StorageBudget
     + StorageCounts

@@ -11,6 +11,7 @@ mod files;
 mod journal;
 mod memory;
 mod open;
+mod pins;
 mod recovery;
 mod refresh;
 mod space;
@@ -46,6 +47,7 @@ use commit::{CommitGate, History};
 use engine::{Engine, Table};
 use files::holds::Hold;
 use files::lock::WriterLock;
+use files::pins::Pins;
 use files::superblock::Superblock;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::path::{Path, PathBuf};
@@ -113,6 +115,10 @@ pub(crate) struct Inner {
     engine: RwLock<Engine>,
     /// Commits, the open journal and what is owed to it.
     history: Mutex<History>,
+    /// Pinned commits; none in a reader, which looks when it is asked.
+    pins: Mutex<Pins>,
+    /// Held by who pins or unpins.
+    pinning: Mutex<()>,
     commit_gate: CommitGate,
     metrics: Metrics,
     window: window::Window,

@@ -9,9 +9,11 @@ use super::files::head;
 use super::files::holds::Hold;
 use super::files::lock::WriterLock;
 use super::files::pairing;
+use super::files::pins::{self, Pins};
 use super::files::place::check_place;
 use super::files::superblock::{self, Superblock};
 use super::journal::ClassRecord;
+use super::pins::{keep_pinned, pins_bytes};
 use super::recovery::{Recovered, Target, find, recover};
 use super::space::Scheduler;
 use super::sweeps::copy;
@@ -96,11 +98,11 @@ impl Store {
         }
         options.validate()?;
         if options.read_only {
-            let target = options.step.map_or(Target::Last, Target::Step);
+            let target = Target::of(&options);
             let superblock = Superblock::read(&*medium)?;
             // Again each time: a writer may give the store another cold directory meanwhile.
             let join = || Ok(join(&medium, &options, &superblock)?.medium);
-            return Self::open_reader(&medium, &path, &options, target, &join);
+            return Self::open_reader(&medium, &path, &options, &target, &join);
         }
         let lock = WriterLock::take(&*medium, &path)?;
         let superblock = if Superblock::exists(&*medium)? {
@@ -125,7 +127,7 @@ impl Store {
         sequence: u64,
     ) -> Result<Self> {
         let join = || Ok(Arc::clone(medium));
-        Self::open_reader(medium, path, options, Target::Sequence(sequence), &join)
+        Self::open_reader(medium, path, options, &Target::Sequence(sequence), &join)
     }
 
     /// Opens beside a writer: holds the commit first, then checks that it is still kept. What the
@@ -134,7 +136,7 @@ impl Store {
         medium: &Arc<dyn Medium>,
         path: &Path,
         options: &StoreOptions,
-        target: Target,
+        target: &Target,
         join: &dyn Fn() -> Result<Arc<dyn Medium>>,
     ) -> Result<Self> {
         while_changing(
@@ -163,14 +165,19 @@ impl Store {
         // A reader opens what it claims, whatever was committed since.
         let target = match &claim {
             Some(claim) => Target::Sequence(claim.sequence),
-            None => options.step.map_or(Target::Last, Target::Step),
+            None => Target::of(&options),
         };
-        let mut recovered = recover(&*medium, seed, options.merging(), target)?;
-        if options.step.is_some() {
+        let mut recovered = recover(&*medium, seed, options.merging(), &target)?;
+        if !matches!(Target::of(&options), Target::Last) {
             refuse_earlier(&*medium, &path, &recovered)?;
         }
+        let mut pins = Pins::default();
         if !options.read_only {
-            refuse_held_beside(&*medium, &path, &recovered.commits)?;
+            pins = Pins::read(&*medium, seed)?;
+            let opened = recovered.commits.last().map_or(0, |commit| commit.info.sequence);
+            pins.refuse_going_back(&*medium, &path, opened)?;
+            pins.forget_after(opened);
+            refuse_held_beside(&*medium, &path, &recovered.commits, &pins)?;
         }
         let hold = claim.and_then(|claim| claim.hold);
         let noted = match recovered.commits.last() {
@@ -179,8 +186,13 @@ impl Store {
         };
         let term = head::next_term(&*medium, seed, recovered.sequence_max)?;
         let mut engine = Engine::default();
-        let rows_disk_bytes = build(&mut engine, &medium, &options, term, &mut recovered)?;
-        let history = history_of(&recovered);
+        let mut rows_disk_bytes = build(&mut engine, &medium, &options, term, &mut recovered)?;
+        if !pins.is_empty() {
+            keep_pinned(&engine, &pins)?;
+            rows_disk_bytes = engine.classes.iter().map(|c| c.log.lock().disk_bytes()).sum();
+        }
+        let mut history = history_of(&recovered);
+        history.pins_bytes = pins_bytes(&*medium)?;
         let scheduler = Scheduler::new(options.upkeep_scheduler);
         let inner = Inner {
             path,
@@ -192,6 +204,8 @@ impl Store {
             pid: std::process::id(),
             engine: RwLock::new(engine),
             history: Mutex::new(history),
+            pins: Mutex::new(pins),
+            pinning: Mutex::new(()),
             commit_gate: super::CommitGate::default(),
             metrics: Metrics::default(),
             window: super::window::Window::new(),
@@ -267,7 +281,7 @@ pub(super) type Seen = (String, u64, u128);
 pub(super) fn files_of_commits(medium: &dyn Medium) -> Result<(Vec<Seen>, Duration)> {
     let mut files = Vec::new();
     let mut ago = Duration::MAX;
-    let others = [head::NAME, pairing::NAME].into_iter();
+    let others = [head::NAME, pins::NAME, pairing::NAME].into_iter();
     for name in medium.list("journal-")?.into_iter().chain(others.map(str::to_owned)) {
         match medium.state_of(&name) {
             Ok(state) => {
@@ -390,6 +404,7 @@ pub(super) fn history_of(recovered: &Recovered) -> History {
         journal: None,
         old_journal_bytes: recovered.journal_bytes,
         held_state_bytes: 0,
+        pins_bytes: 0,
         cycles: recovered.cycles.clone(),
         cursor: None,
         // Without a complete cycle in the newest file a new one begins with the next commit.

@@ -9,11 +9,13 @@ mod survey;
 
 use super::files::head::{Head, Tells};
 use super::files::leftovers::refuse_unexplained;
+use super::files::pins::{Pinned, Pins};
 use super::journal::{
-    ClassRecord, CommitRecord, JournalReader, RecordKind, TableRecord, read_json, read_piece_header,
+    ClassRecord, CommitRecord, JournalReader, RecordKind, TableRecord, name_of, pin_number,
+    read_json, read_piece_header,
 };
 use crate::arena::trim_heap;
-use crate::config::Merging;
+use crate::config::{Merging, StoreOptions};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::Medium;
 use crate::planted::{self, Bug};
@@ -50,7 +52,7 @@ pub(super) struct Recovered {
 }
 
 /// Which commit to rebuild, of the kept ones.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Target {
     /// The last one.
     Last,
@@ -58,6 +60,40 @@ pub(super) enum Target {
     Step(u64),
     /// The one of this number.
     Sequence(u64),
+    /// The one that is pinned under this name.
+    Pin(String),
+}
+
+impl Target {
+    /// What a store is to be opened at.
+    pub(super) fn of(options: &StoreOptions) -> Self {
+        match (options.step, &options.pin) {
+            (Some(step), _) => Self::Step(step),
+            (None, Some(pin)) => Self::Pin(pin.clone()),
+            (None, None) => Self::Last,
+        }
+    }
+
+    /// The pinned commit that is meant, if there is one. Those without a name are for who has them
+    /// open already.
+    fn among<'p>(&self, pins: &'p Pins) -> Option<&'p Pinned> {
+        match self {
+            Self::Last => None,
+            Self::Step(step) => pins.named().rfind(|pinned| pinned.step == *step),
+            Self::Sequence(sequence) => pins.named().find(|pinned| pinned.sequence == *sequence),
+            Self::Pin(name) => pins.of_name(name),
+        }
+    }
+}
+
+/// Where a commit is.
+enum Found {
+    /// There is none.
+    Nowhere,
+    /// In the journal, which keeps it.
+    Kept(u64),
+    /// In a file of its own.
+    Pinned(Pinned),
 }
 
 /// What the files of a store say before any index is rebuilt.
@@ -84,8 +120,36 @@ impl Look {
         self.kept().map(|c| c.info.step.to_string()).collect()
     }
 
-    /// The number of the commit that is meant; 0 where there is none.
-    fn number_of(&mut self, medium: &dyn Medium, seed: u64, target: Target) -> Result<u64> {
+    /// The commit that is meant, in the journal where it is kept.
+    fn find(&mut self, medium: &dyn Medium, seed: u64, target: &Target) -> Result<Found> {
+        if matches!(target, Target::Last) {
+            return self.number_of(medium, seed, target, &Pins::default());
+        }
+        let pins = Pins::read(medium, seed);
+        let none = Pins::default();
+        let kept = self.number_of(medium, seed, target, pins.as_ref().unwrap_or(&none));
+        match (kept, pins) {
+            (Ok(found), _) => Ok(found),
+            // A pinned commit needs nothing of a journal that is damaged.
+            (Err(error), Ok(pins)) => match target.among(&pins) {
+                Some(pinned) => Ok(Found::Pinned(pinned.clone())),
+                None => Err(error),
+            },
+            (Err(error), Err(damage)) => match error.kind() {
+                ErrorKind::NotFound | ErrorKind::CommitGone => Err(damage),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// The commit that is meant, where the journal keeps it.
+    fn number_of(
+        &mut self,
+        medium: &dyn Medium,
+        seed: u64,
+        target: &Target,
+        pins: &Pins,
+    ) -> Result<Found> {
         let (damage, gap) = (self.survey.damage.take(), self.survey.gap.take());
         let (newest, oldest) = (self.survey.newest(), self.whole.oldest);
         let lost = self.head.sequence > newest;
@@ -103,22 +167,40 @@ impl Look {
         if newest == 0 {
             refuse_unexplained(medium, seed)?;
         }
+        let found = |sequence: u64| match sequence {
+            0 => Found::Nowhere,
+            sequence => Found::Kept(sequence),
+        };
+        let pinned = match pins.spelled() {
+            names if names.is_empty() => names,
+            names => format!(", and pinned ones: {names}"),
+        };
         match target {
-            Target::Last => Ok(newest),
+            Target::Last => Ok(found(newest)),
             Target::Sequence(sequence) => {
-                if !(oldest..=newest).contains(&sequence) {
+                if !(oldest..=newest).contains(sequence) {
                     bail!(
                         CommitGone,
-                        "commit {sequence} is gone; the store has {oldest} to {newest}"
+                        "commit {sequence} is gone; the store has {oldest} to {newest}{pinned}"
                     );
                 }
-                Ok(sequence)
+                Ok(found(*sequence))
             }
-            Target::Step(step) => match self.kept().filter(|c| c.info.step == step).last() {
-                Some(commit) => Ok(commit.info.sequence),
+            Target::Pin(name) => match pins.of_name(name) {
+                Some(found) if (oldest..=newest).contains(&found.sequence) => {
+                    Ok(Found::Kept(found.sequence))
+                }
+                _ => bail!(
+                    NotFound,
+                    "no commit is pinned as '{name}'; the store keeps steps [{}]{pinned}",
+                    self.steps().join(", ")
+                ),
+            },
+            Target::Step(step) => match self.kept().filter(|c| c.info.step == *step).last() {
+                Some(commit) => Ok(Found::Kept(commit.info.sequence)),
                 None => bail!(
                     NotFound,
-                    "there is no commit of step {step}; the store keeps steps [{}]{}",
+                    "there is no commit of step {step}; the store keeps steps [{}]{pinned}{}",
                     self.steps().join(", "),
                     if self.head.tells == Tells::Nothing && newest > 0 {
                         " (its head is missing or damaged: older ones may not be whole)"
@@ -132,10 +214,49 @@ impl Look {
 }
 
 /// The record of a commit; `None` where there are no commits. No index is rebuilt.
-pub(super) fn find(medium: &dyn Medium, seed: u64, target: Target) -> Result<Option<CommitRecord>> {
+pub(super) fn find(
+    medium: &dyn Medium,
+    seed: u64,
+    target: &Target,
+) -> Result<Option<CommitRecord>> {
     let mut look = Look::at(medium, seed)?;
-    let number = look.number_of(medium, seed, target)?;
-    Ok(look.survey.commits.into_iter().find(|c| c.info.sequence == number))
+    match look.find(medium, seed, target)? {
+        Found::Nowhere => Ok(None),
+        Found::Kept(number) => {
+            Ok(look.survey.commits.into_iter().find(|c| c.info.sequence == number))
+        }
+        Found::Pinned(pinned) => read_pinned(medium, seed, &pinned).map(Some),
+    }
+}
+
+/// The record of a pinned commit, in the file that has it.
+fn read_pinned(medium: &dyn Medium, seed: u64, pinned: &Pinned) -> Result<CommitRecord> {
+    let number = pin_number(pinned.sequence);
+    let name = |e: Error| e.context(name_of(number));
+    let damage = |at: u64| {
+        let what = format!(
+            "{} is damaged at byte {at}: the pinned commit cannot be read; restore it from a copy, \
+             or unpin it",
+            name_of(number)
+        );
+        Error::new(ErrorKind::Corrupt, what)
+    };
+    let Some(mut reader) = JournalReader::open(medium, seed, number)? else {
+        return Err(damage(0));
+    };
+    while let Some(kind) = reader.next()? {
+        if kind != RecordKind::Commit {
+            continue;
+        }
+        let mut record: CommitRecord = read_json(reader.payload(), "commit").map_err(name)?;
+        record.verify().map_err(name)?;
+        (record.place, record.checksum) = ((number, reader.position()), reader.checksum());
+        if record.info.sequence != pinned.sequence || reader.position() != pinned.end {
+            return Err(damage(reader.position()));
+        }
+        return Ok(record);
+    }
+    Err(damage(reader.position()))
 }
 
 /// Rebuilds the store at a commit.
@@ -143,10 +264,17 @@ pub(super) fn recover(
     medium: &dyn Medium,
     seed: u64,
     merging: Merging,
-    target: Target,
+    target: &Target,
 ) -> Result<Recovered> {
     let mut look = Look::at(medium, seed)?;
-    let target = look.number_of(medium, seed, target)?;
+    let target = match look.find(medium, seed, target)? {
+        Found::Nowhere => 0,
+        Found::Kept(number) => number,
+        Found::Pinned(pinned) => {
+            let record = read_pinned(medium, seed, &pinned)?;
+            return recover_pinned(medium, seed, merging, &look.survey, record);
+        }
+    };
     let commits = look.kept().filter(|c| c.info.sequence <= target).cloned().collect();
     let Look { head, survey, whole } = look;
     let oldest = whole.oldest;
@@ -154,12 +282,7 @@ pub(super) fn recover(
         commits,
         journal_bytes: survey.bytes,
         newest: survey.newest(),
-        sequence_max: survey
-            .commits
-            .iter()
-            .flat_map(|commit| commit.classes.iter().map(|class| class.sequence))
-            .max()
-            .unwrap_or(0),
+        sequence_max: survey.sequence_max(),
         cycles: survey.cycles.iter().copied().filter(|(_, at)| *at <= target).collect(),
         synced_to: survey.synced_to(&head, target),
         ..Default::default()
@@ -173,6 +296,30 @@ pub(super) fn recover(
     let replayed =
         Replay { recovered, merging, oldest, ..Default::default() }.run(medium, seed, &files, end);
     // The budget does not know of what reading took.
+    trim_heap();
+    replayed
+}
+
+/// Rebuilds the store at a pinned commit, from the file that has it.
+fn recover_pinned(
+    medium: &dyn Medium,
+    seed: u64,
+    merging: Merging,
+    survey: &Survey,
+    record: CommitRecord,
+) -> Result<Recovered> {
+    let (place, oldest) = (record.place, record.info.sequence);
+    let recovered = Recovered {
+        commits: vec![record],
+        journal_bytes: survey.bytes,
+        newest: survey.newest().max(oldest),
+        sequence_max: survey.sequence_max(),
+        cycles: vec![(place.0, oldest)],
+        synced_to: place.1,
+        ..Default::default()
+    };
+    let replay = Replay { recovered, merging, oldest, ..Default::default() };
+    let replayed = replay.run(medium, seed, &[place.0], place);
     trim_heap();
     replayed
 }
@@ -196,9 +343,14 @@ fn with_way_out(damage: &Error, steps: &[String]) -> Error {
     Error::new(damage.kind(), format!("{}; restore from a copy{earlier}", damage.message()))
 }
 
-/// Whether the store keeps this very commit. Another one of the same number takes its place when a
-/// writer goes on from an earlier commit.
+/// Whether the store keeps this very commit, or has pinned it. Another one of the same number takes
+/// its place when a writer goes on from an earlier commit.
 pub(super) fn is_kept(medium: &dyn Medium, seed: u64, record: &CommitRecord) -> Result<bool> {
+    if let Some(pinned) = Pins::read(medium, seed)?.get(record.info.sequence)
+        && read_pinned(medium, seed, pinned)?.is_same(record)
+    {
+        return Ok(true);
+    }
     // Before the journal, as in `recover`.
     let head = Head::read(medium, seed)?;
     let mut survey = survey(medium, seed)?;

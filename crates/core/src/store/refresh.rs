@@ -150,7 +150,7 @@ impl Inner {
     /// The commit to go to, held, if it is not the one that is open.
     fn look_for_next(&self, step: Option<u64>) -> Result<Option<Next>> {
         let wanted = match step {
-            Some(step) => find(&*self.medium, self.seed, Target::Step(step))?,
+            Some(step) => find(&*self.medium, self.seed, &Target::Step(step))?,
             None => None,
         };
         let open = self.open_commit().filter(|_| self.is_held());
@@ -202,7 +202,7 @@ impl Inner {
     /// Whether it is still kept shows when its index is recovered.
     fn look_for(&self, commit: Option<CommitRecord>) -> Result<Option<Next>> {
         let found = match commit {
-            None => find(&*self.medium, self.seed, Target::Last)?,
+            None => find(&*self.medium, self.seed, &Target::Last)?,
             commit => commit,
         };
         let Some(commit) = found else { return Ok(None) };
@@ -348,7 +348,7 @@ impl Inner {
     /// The next commit, of which the whole index is recovered.
     fn recovered(&self, next: &Next) -> Result<Made> {
         let target = Target::Sequence(next.commit.info.sequence);
-        let recovered = recover(&*self.medium, self.seed, self.options.merging(), target)?;
+        let recovered = recover(&*self.medium, self.seed, self.options.merging(), &target)?;
         if recovered.commits.last().is_none_or(|found| !found.is(&next.commit)) {
             return Err(next.gone());
         }

@@ -444,7 +444,8 @@ impl Inner {
     ) -> Result<(u16, Option<u32>)> {
         let record = new.record;
         let (id, facts) = (record.id, record.facts(self.seed, self.options.merging()));
-        self.begin_version(engine, JournalFile::version_for([&record].into_iter()))?;
+        let version = JournalFile::version_for([&record].into_iter());
+        self.begin_version(engine, version, "the first table of another storage")?;
         let file = create_class_file(&*self.medium, id, self.seed)?;
         // The engine is taken alone: no commit is under way.
         let epoch = self.history.lock().next_sequence;

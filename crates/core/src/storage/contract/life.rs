@@ -9,8 +9,8 @@ use crate::error::ErrorKind;
 use crate::hash::mix;
 use crate::io::{Buffers, File, Medium, OpenMode, SimMedium};
 use crate::storage::{
-    ClassFacts, Cut, Demand, DirtyRow, FreezePlan, OpenAt, PageLayout, PageReader, Placement,
-    Residents, SpaceBound, Storage, StorageRecovery, SweptRow, Unit,
+    ClassFacts, Cut, Demand, DirtyRow, FreezePlan, OpenAt, PageLayout, PageReader, Parts,
+    Placement, Residents, SpaceBound, Storage, StorageRecovery, SweptRow, Unit,
 };
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -125,7 +125,11 @@ impl Life {
 
     /// A reader of one of the kept commits, beside this life.
     pub(super) fn reader_at(&self, commit: &Commit) -> Self {
-        let recovery = self.replayed(commit);
+        self.reader_of(self.replayed(commit), commit)
+    }
+
+    /// A reader of a commit, of which there is a recovery.
+    pub(super) fn reader_of(&self, recovery: Box<dyn StorageRecovery>, commit: &Commit) -> Self {
         let at = OpenAt {
             commit: commit.number,
             position: commit.position,
@@ -175,6 +179,11 @@ impl Life {
 
     /// Opens the storage again to write, at one of the kept commits; those behind it are given up.
     pub(super) fn reopen(&mut self, commit: &Commit) {
+        self.reopen_beside(commit, &[]);
+    }
+
+    /// As [`reopen`](Self::reopen), with pinned commits: the storage is told of them first.
+    pub(super) fn reopen_beside(&mut self, commit: &Commit, pins: &[(u64, &Parts)]) {
         self.journal.cut_behind(commit);
         let recovery = self.replayed(commit);
         self.term += 1;
@@ -186,6 +195,7 @@ impl Life {
             write_after,
         };
         self.storage = recovery.finish(&at, self.file.clone(), &self.medium()).unwrap();
+        pins.iter().for_each(|(pin, parts)| self.storage.pin(*pin, parts).unwrap());
         // What it has written is left over.
         self.unit = None;
         self.tables.clone_from(&commit.tables);

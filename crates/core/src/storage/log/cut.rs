@@ -1,7 +1,7 @@
 //! The end of an epoch: what was written belongs to a commit, and what comes later to the next.
 
 use super::demand::JOURNAL_BYTES_PER_ROW;
-use super::{ClassLog, TableIndex, fillings};
+use super::{ClassLog, fillings};
 use crate::error::Result;
 use crate::storage::{Cut, StorageJournal};
 use std::sync::Arc;
@@ -21,17 +21,13 @@ impl StorageJournal for ClassLog {
             Some(record) => record.len() as u64,
             None => fillings::encoded_bytes(self.segments.firsts()),
         };
-        let partitions = |(table, index): &(u16, TableIndex)| match index {
-            TableIndex::Sparse(index, _) => Some((*table, index.partitions())),
-            TableIndex::Dense(_) => None,
-        };
         Ok(Cut {
             unsynced,
             began,
             position: self.epoch_began,
             index_bytes: self.table_bytes() + record_bytes,
             record,
-            partitions: self.tables.iter().filter_map(partitions).collect(),
+            partitions: self.partitions().collect(),
             written,
         })
     }

@@ -17,6 +17,7 @@ mod file;
 mod fillings;
 mod find;
 mod pieces;
+mod pins;
 mod recovery;
 mod room;
 mod segments;

@@ -7,6 +7,10 @@
 //! commit and is released at once. A segment is free when nothing in it is held, and may be
 //! written again when no read that began before it became free is still running.
 //!
+//! A pinned commit holds whole segments: those in which it has a copy, whatever becomes of the
+//! others there. So a pin costs no more memory than a few ranges, and its segments are left alone
+//! by cleaning, which could release nothing of them.
+//!
 //! A filling of a segment begins at its first page, and the sequences of a class rise with every
 //! page. So what was the newest page of the class when a filling began tells its pages from all
 //! that lay in their places before, and a page whose write was lost is noticed.
@@ -16,9 +20,11 @@
 //! knows which of the two, so it counts as taken and must be made ready like an absent one.
 
 use crate::planted::{self, Bug};
+use crate::storage::Parts;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
 
+mod pinned;
 mod recovered;
 
 /// The longest segment.
@@ -72,6 +78,8 @@ struct Segment {
     newest: u32,
     /// Outdated copies that a kept commit still has.
     retained: u32,
+    /// Pinned commits that have copies in it, newest or not.
+    pinned: u32,
     /// Epoch in which it was opened.
     epoch: u64,
     /// Epoch in which it was last cleaned.
@@ -100,6 +108,8 @@ pub struct Segments {
     unsure: BTreeSet<SegmentId>,
     /// Outdated copies by the epoch that outdated them: segment → count.
     retained: BTreeMap<u64, BTreeMap<SegmentId, u32>>,
+    /// The segments of each pinned commit.
+    pins: BTreeMap<u64, Parts>,
     /// The commit being prepared.
     epoch: u64,
     /// Tickets of running reads and the next one to give.
@@ -160,6 +170,7 @@ impl Segments {
             absent: BTreeSet::new(),
             unsure: BTreeSet::new(),
             retained: BTreeMap::new(),
+            pins: BTreeMap::new(),
             epoch,
             readers: BTreeMap::new(),
             next_ticket: 1,
@@ -211,6 +222,7 @@ impl Segments {
             state: State::Free,
             newest: 0,
             retained: 0,
+            pinned: 0,
             epoch: 0,
             cleaned: 0,
             damaged: false,
@@ -338,6 +350,7 @@ impl Segments {
             state: State::Open,
             newest: 0,
             retained: 0,
+            pinned: 0,
             epoch,
             cleaned: 0,
             damaged: false,
@@ -366,10 +379,11 @@ impl Segments {
         self.kept_by_dirty_total += u64::from(self.kept_by_dirty(id));
     }
 
-    /// Slots of a sealed segment that are neither newest nor retained.
+    /// Slots of a sealed segment that are neither newest nor retained; none of one that is pinned,
+    /// for nothing releases them.
     fn dead(&self, id: SegmentId) -> u32 {
         let segment = &self.segments[id as usize];
-        if segment.state != State::Sealed {
+        if segment.state != State::Sealed || segment.pinned > 0 {
             return 0;
         }
         self.pages_of(id) * self.rows_per_page - segment.newest - segment.retained
@@ -529,7 +543,8 @@ impl Segments {
     fn free_if_empty(&mut self, id: SegmentId) {
         let ticket = self.next_ticket;
         let segment = &self.segments[id as usize];
-        if segment.state == State::Sealed && segment.newest == 0 && segment.retained == 0 {
+        let is_empty = segment.newest == 0 && segment.retained == 0 && segment.pinned == 0;
+        if segment.state == State::Sealed && is_empty {
             self.change(id, |segment| segment.state = State::Free);
             self.free.push_back((id, ticket));
             self.free_total += u64::from(self.pages_of(id));
@@ -622,6 +637,7 @@ impl Segments {
     fn pending(&self, id: SegmentId) -> u32 {
         let segment = &self.segments[id as usize];
         let waits = segment.state == State::Sealed
+            && segment.pinned == 0
             && (segment.newest == 0 || segment.cleaned == self.epoch && !segment.damaged);
         if waits { self.pages_of(id) * self.rows_per_page } else { 0 }
     }
@@ -644,9 +660,10 @@ impl Segments {
         self.change(id, |segment| segment.damaged = is_damaged);
     }
 
-    /// Whether cleaning may look at a sealed segment in this epoch.
+    /// Whether cleaning may look at a sealed segment in this epoch. What is pinned stays in any
+    /// case.
     fn may_be_cleaned(&self, segment: &Segment) -> bool {
-        segment.cleaned != self.epoch && !segment.damaged
+        segment.cleaned != self.epoch && !segment.damaged && segment.pinned == 0
     }
 
     /// The sequences that a page can have if it is the one that was last written in its place.
@@ -686,7 +703,7 @@ impl Segments {
         let retained: usize = self.retained.values().map(|m| m.len() * 12 + 32).sum();
         // A tree holds a third more than what is in it.
         let lists = self.free.capacity() * 16 + (self.absent.len() + self.unsure.len()) * 6;
-        self.segments.capacity() * size_of::<Segment>() + lists + retained
+        self.segments.capacity() * size_of::<Segment>() + lists + retained + self.pins_bytes()
     }
 }
 

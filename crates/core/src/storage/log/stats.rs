@@ -22,8 +22,8 @@ impl StorageCounts for ClassLog {
     }
 
     fn outdated_bytes(&self) -> u64 {
-        let slots = self.segments.used_slots().saturating_sub(self.segments.newest_total());
-        slots / self.layout().rows_per_page as u64 * self.layout().page_bytes as u64
+        let needed = self.segments.newest_total() + self.segments.pinned_slots();
+        self.bytes_of_slots(self.segments.used_slots().saturating_sub(needed))
     }
 }
 

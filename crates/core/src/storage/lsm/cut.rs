@@ -67,7 +67,7 @@ fn version_bytes(version: &Edit) -> u64 {
 }
 
 /// Appends a version to the record that the top has given.
-fn push_version(record: &mut String, version: &Edit) {
+pub(super) fn push_version(record: &mut String, version: &Edit) {
     let mut bytes = Vec::new();
     version.encode(&mut bytes);
     record.push(SEPARATOR);

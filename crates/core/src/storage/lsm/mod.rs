@@ -25,6 +25,7 @@ mod merge_room;
 mod newest;
 mod pages;
 mod pick;
+mod pins;
 mod recovery;
 mod room;
 mod select;

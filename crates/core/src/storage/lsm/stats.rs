@@ -38,7 +38,7 @@ impl StorageCounts for Lsm {
     }
 
     fn outdated_bytes(&self) -> u64 {
-        self.top.outdated_bytes() + self.bottom.retired().iter().map(|file| file.bytes).sum::<u64>()
+        self.top.outdated_bytes() + self.bottom.outdated_bytes()
     }
 }
 

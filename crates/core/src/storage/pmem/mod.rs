@@ -21,8 +21,8 @@ pub use resize::{Resize, resize};
 use super::{
     ClassFacts, Cut, DirtyRow, Found, MergeCounts, PageAddress, PageSource, Residents, Resolved,
     Share, SpaceBound, Storage, StorageBudget, StorageCounts, StorageFreeze, StorageJournal,
-    StorageMemory, StorageRead, StorageSpace, StorageStats, StorageTables, StorageUpkeep,
-    StorageWrite, TableFacts, UnitReport, Want, Written, log,
+    StorageMemory, StoragePins, StorageRead, StorageSpace, StorageStats, StorageTables,
+    StorageUpkeep, StorageWrite, TableFacts, UnitReport, Want, Written, log,
 };
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium};
@@ -162,6 +162,9 @@ impl Drop for Pmem {
 }
 
 impl Storage for Pmem {}
+
+/// Rows are newer than any commit: a store that has some pins none.
+impl StoragePins for Pmem {}
 
 impl StorageFreeze for Pmem {}
 

@@ -5,7 +5,7 @@ use super::super::engine::{Class, Engine, Table};
 use super::super::files::state;
 use super::super::journal::{
     ClassRecord, CommitRecord, JOURNAL_BYTES_PER_COMMIT, JournalFile, RecordKind, TableRecord,
-    name_of, number_of, piece_header,
+    VERSION_OF_PINS, name_of, number_of, piece_header,
 };
 use super::super::{Inner, has_file};
 use super::history::{CYCLE_BYTES_MIN, CycleCursor, History, InFlightCommit, json};
@@ -119,6 +119,9 @@ impl Inner {
         };
         for name in self.medium.list(state::PREFIX)? {
             match state::sequence_of(&name) {
+                Some(sequence) if sequence < oldest_kept && self.pins.lock().has(sequence) => {
+                    history.held_state_bytes += blocks_of(self.medium.state_of(&name)?.bytes);
+                }
                 Some(sequence)
                     if sequence < released || sequence < oldest_kept && !is_held(sequence) =>
                 {
@@ -240,7 +243,10 @@ impl Inner {
         let number = history.journal().number() + 1;
         let reserved = if deltas == 0 { 0 } else { deltas + commits };
         let growth = JournalFile::bytes_for(catalog_bytes + reserved);
-        let version = JournalFile::version_for(engine.classes.iter().map(|class| &class.record));
+        let mut version = JournalFile::version_for(engine.classes.iter().map(|c| &c.record));
+        if !self.pins.lock().is_empty() {
+            version = version.max(VERSION_OF_PINS);
+        }
         let next = self.take_for_commit(history, growth, |_| {
             self.next_journal(number, version, &catalog, reserved)
         });
@@ -265,7 +271,7 @@ impl Inner {
         Ok(())
     }
 
-    pub(super) fn remove_if_there(&self, name: &str) -> Result<()> {
+    pub(in crate::store) fn remove_if_there(&self, name: &str) -> Result<()> {
         if has_file(&*self.medium, name)? { self.medium.remove(name) } else { Ok(()) }
     }
 

@@ -10,7 +10,8 @@ use crate::io::{Medium, OpenMode, blocks_of};
 use crate::planted::{self, Bug};
 use crate::store::files::head::{self, Head};
 use crate::store::files::holds;
-use crate::store::journal::{CommitRecord, JournalFile, RecordKind, name_of, numbers};
+use crate::store::files::pins::Pins;
+use crate::store::journal::{CommitRecord, JournalFile, RecordKind, name_of, numbers, pin_of};
 use crate::store::{Inner, Store, has_file};
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -21,10 +22,12 @@ pub(in crate::store) fn refuse_held_beside(
     medium: &dyn Medium,
     path: &Path,
     kept: &[CommitRecord],
+    pins: &Pins,
 ) -> Result<()> {
     let sequence = |commit: Option<&CommitRecord>| commit.map_or(0, |c| c.info.sequence);
     let (first, last) = (sequence(kept.first()), sequence(kept.last()));
-    let Some((oldest, newest)) = holds::span(medium)? else { return Ok(()) };
+    // What pinned commits have is known.
+    let Some((oldest, newest)) = holds::span(medium, pins)? else { return Ok(()) };
     let (held, which) = match (oldest, newest) {
         (_, newest) if newest > last => (newest, "later than the commit to go on from"),
         (oldest, _) if oldest < first => (oldest, "older than the kept commits"),
@@ -39,11 +42,15 @@ pub(in crate::store) fn refuse_held_beside(
 }
 
 impl Store {
-    /// Refuses to go back to a commit, of this number, beside readers of later ones.
+    /// Refuses to go back to a commit, of this number, beside readers of later ones, or while later
+    /// ones are pinned.
     ///
-    /// *Errors*: `Locked` naming the commit that is held; `Io`.
-    pub fn check_no_reader_after(&self, sequence: u64) -> Result<()> {
-        let Some((_, newest)) = holds::span(&*self.inner.medium)? else { return Ok(()) };
+    /// *Errors*: `Locked` naming the commit that is held; `Misuse` naming the pins; `Io`.
+    pub fn check_may_go_back(&self, sequence: u64) -> Result<()> {
+        let pins = self.inner.pins.lock().clone();
+        pins.refuse_going_back(&*self.inner.medium, &self.inner.path, sequence)?;
+        let none = Pins::default();
+        let Some((_, newest)) = holds::span(&*self.inner.medium, &none)? else { return Ok(()) };
         if newest > sequence {
             bail!(
                 Locked,
@@ -67,7 +74,8 @@ impl Inner {
         if history.journal.is_some() {
             return Ok(());
         }
-        refuse_held_beside(&*self.medium, &self.path, &history.kept)?;
+        let pins = self.pins.lock().clone();
+        refuse_held_beside(&*self.medium, &self.path, &history.kept, &pins)?;
         let sequence = |commit: Option<&CommitRecord>| commit.map_or(0, |c| c.info.sequence);
         let (last, first) = (sequence(history.kept.last()), sequence(history.kept.first()));
         let head = Head::new(last, first, self.term);
@@ -76,7 +84,9 @@ impl Inner {
             // Left by an epoch that never committed.
             history.spare.draw(u64::MAX)?;
         }
+        self.remove_left_pins(&mut history, &pins)?;
         match history.kept.last().map(|c| c.place) {
+            Some((file, _)) if pin_of(file).is_some() => self.go_on_from_pin(&mut history, head)?,
             Some(place) => self.go_on_from(&mut history, place, head)?,
             None => self.begin_journal(&mut history, head)?,
         }
@@ -121,7 +131,7 @@ impl Inner {
     }
 
     /// Writes the head, durably. A crash may have left it without room.
-    fn write_head(&self, history: &mut History, head: Head) -> Result<()> {
+    pub(super) fn write_head(&self, history: &mut History, head: Head) -> Result<()> {
         self.take_for_commit(history, blocks_of(head::BYTES), |_| {
             head.write_durably(&*self.medium, self.seed)
         })

@@ -29,8 +29,7 @@ impl Inner {
     pub(super) fn take_holds_beyond_bound(&self, engine: &Engine, oldest_kept: u64) -> Result<u64> {
         let held = self.held_before(oldest_kept)?;
         let oldest = held.first().map_or(oldest_kept, |held| held.sequence);
-        let share = || self.options.max_disk_bytes.map(|most| most / SHARE_OF_BOUND);
-        let Some(most) = self.options.max_held_bytes.or_else(share) else { return Ok(oldest) };
+        let Some(most) = self.most_held_bytes() else { return Ok(oldest) };
         for Held { sequence, .. } in &held {
             if self.held_bytes(engine, *sequence, oldest_kept)? <= most {
                 return Ok(*sequence);
@@ -43,11 +42,20 @@ impl Inner {
         Ok(oldest_kept)
     }
 
-    /// Holds of commits that are not kept, oldest first.
+    /// Bytes that readers may keep beyond the kept commits, if there is a bound.
+    pub(in crate::store) fn most_held_bytes(&self) -> Option<u64> {
+        let share = || self.options.max_disk_bytes.map(|most| most / SHARE_OF_BOUND);
+        self.options.max_held_bytes.or_else(share)
+    }
+
+    /// Holds of commits that are neither kept nor pinned, oldest first.
     pub(super) fn held_before(&self, oldest_kept: u64) -> Result<Vec<Held>> {
         let mut held = holds::living(&*self.medium)?;
         // Commit 0 is a store without commits: its readers need nothing.
-        held.retain(|held| (1..oldest_kept).contains(&held.sequence));
+        // Of a pinned commit everything stays, whoever reads it.
+        let pins = self.pins.lock();
+        let is_beside = |of: u64| (1..oldest_kept).contains(&of) && !pins.has(of);
+        held.retain(|held| is_beside(held.sequence));
         held.sort_unstable_by_key(|held| held.sequence);
         Ok(held)
     }
@@ -61,7 +69,9 @@ impl Inner {
         let bytes_of = |name: &str| self.medium.open(name, OpenMode::ReadOnly)?.len();
         for name in self.medium.list(state::PREFIX)? {
             let of = state::sequence_of(&name);
-            if of.is_some_and(|sequence| (first..oldest_kept).contains(&sequence)) {
+            let is_pinned = |sequence| self.pins.lock().has(sequence);
+            let is_held = |of| (first..oldest_kept).contains(&of) && !is_pinned(of);
+            if of.is_some_and(is_held) {
                 bytes += bytes_of(&name)?;
             }
         }

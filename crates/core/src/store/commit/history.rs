@@ -87,8 +87,10 @@ pub(in crate::store) struct History {
     pub(in crate::store) journal: Option<JournalFile>,
     /// Bytes of older journal files that are still needed.
     pub(in crate::store) old_journal_bytes: u64,
-    /// Bytes of states that are no longer kept, but that readers of their commits hold.
+    /// Bytes of states that are no longer kept, but that readers or pins of their commits hold.
     pub(in crate::store) held_state_bytes: u64,
+    /// Bytes of the files of pinned commits, rows and states apart.
+    pub(in crate::store) pins_bytes: u64,
     /// (journal file, commit at which its cycle was complete), oldest first.
     pub(in crate::store) cycles: Vec<(u64, u64)>,
     /// Where the cycle under way goes on; `None` when it is complete.
@@ -175,7 +177,7 @@ impl History {
         let journal = self.journal.as_ref().map_or(0, |journal| blocks_of(journal.disk_bytes()));
         let states = self.kept_sums.state_disk_bytes + blocks_of(self.state_bytes_under_way());
         let kept = self.old_journal_bytes + self.held_state_bytes + self.spare.bytes();
-        SMALL_FILES_BYTES + journal + states + kept
+        SMALL_FILES_BYTES + journal + states + kept + self.pins_bytes
     }
 
     /// Bytes of the journal that the next one will not have.

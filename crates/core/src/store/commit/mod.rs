@@ -12,6 +12,7 @@ mod by_hand;
 mod capture;
 mod cycle;
 pub(super) mod first_write;
+mod from_pin;
 mod held;
 mod history;
 mod pending;
@@ -102,10 +103,21 @@ impl Store {
         meta: &str,
         state: &[(&str, &[u8])],
     ) -> Result<PendingCommit> {
+        self.commit_and_then(step, meta, state, None)
+    }
+
+    /// Commits in the background, and pins the commit under a name if there is one.
+    pub(super) fn commit_and_then(
+        &self,
+        step: u64,
+        meta: &str,
+        state: &[(&str, &[u8])],
+        pin: Option<String>,
+    ) -> Result<PendingCommit> {
         let begin = Instant::now();
         let work = self.inner.capture(step, meta, state)?;
         self.inner.count_commit(begin);
-        Ok(PendingCommit::start(self.clone(), work))
+        Ok(PendingCommit::start(self.clone(), work, pin))
     }
 }
 
@@ -159,7 +171,8 @@ impl Inner {
         self.forget_ended_scans(&engine);
         let names = strings.iter().map(|(name, _)| *name);
         let record_bytes = record_bytes(meta, names, engine.tables.len(), engine.classes.len());
-        self.check_commit_fits(&engine, state_bytes, record_bytes)?;
+        let fits = self.check_commit_fits(&engine, state_bytes, record_bytes);
+        fits.map_err(|error| self.name_pins(&engine, error))?;
         let written = self.write_state(state_bytes, || {
             let (medium, seed) = (&*self.medium, self.seed);
             match (state, &last) {
@@ -326,6 +339,7 @@ impl Inner {
                 tables: std::mem::take(&mut made.tables),
                 classes: std::mem::take(&mut made.classes),
                 oldest_kept: made.oldest_kept,
+                gone_back: false,
                 place: (0, 0),
                 checksum: 0,
             };
@@ -403,6 +417,8 @@ impl Inner {
         for class in &engine.classes {
             class.log.lock().drop_commits_before(released + early, oldest_kept);
         }
+        // Tried again by the next commit.
+        let _ = self.release_unpinned(engine);
         self.give_back_room(engine)?;
         // What fails here has poisoned the store, which the next change tells: whoever committed
         // is told of the commit.

@@ -85,7 +85,7 @@ pub struct PendingCommit {
 
 impl PendingCommit {
     /// Starts a thread that completes the commit; where there can be none, completes it here.
-    pub(super) fn start(store: Store, work: Work) -> Self {
+    pub(super) fn start(store: Store, work: Work, pin: Option<String>) -> Self {
         let shared = Arc::new(Shared::default());
         let pending = Self { shared: Arc::clone(&shared), pid: std::process::id() };
         let slot = Arc::new(Mutex::new(Some((store, work))));
@@ -94,7 +94,10 @@ impl PendingCommit {
             move || {
                 let Some((store, work)) = slot.lock().take() else { return };
                 let on_panic = TellOnDrop(&shared);
-                let made = store.inner.complete(work);
+                let made = store.inner.complete(work).and_then(|info| {
+                    pin.as_ref().map_or(Ok(()), |name| store.inner.pin_made(&info, name))?;
+                    Ok(info)
+                });
                 // Who hears of it may open the store again.
                 drop(store);
                 on_panic.tell(made.map_err(|error| (error.kind(), error.message().to_owned())));

@@ -13,8 +13,13 @@ use std::sync::atomic::Ordering;
 
 impl Inner {
     /// Makes sure that the journal's file has this version, or a later one. The engine is taken
-    /// alone, so no commit is under way. *Errors*: `Full`, and nothing changed.
-    pub(in crate::store) fn begin_version(&self, engine: &Engine, version: u32) -> Result<()> {
+    /// alone, so no commit is under way. `what` needs it. *Errors*: `Full`, and nothing changed.
+    pub(in crate::store) fn begin_version(
+        &self,
+        engine: &Engine,
+        version: u32,
+        what: &str,
+    ) -> Result<()> {
         let history = &mut *self.history.lock();
         if history.journal().version() >= version {
             return Ok(());
@@ -39,8 +44,8 @@ impl Inner {
             let used = self.used_bytes(history);
             bail!(
                 Full,
-                "the first table of another storage begins a journal file of {growth} bytes, and \
-                 {used} are in use; raise max_disk_bytes, or use storage=\"log\""
+                "{what} begins a journal file of {growth} bytes, and {used} are in use; raise \
+                 max_disk_bytes"
             );
         }
         let next = self.take(history, growth, 0, |history| {

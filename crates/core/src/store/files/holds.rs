@@ -9,6 +9,7 @@
 
 use crate::error::{ErrorKind, Result, bail};
 use crate::io::{FileLock, Locking, Medium};
+use crate::store::files::pins::Pins;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -114,11 +115,12 @@ pub(in crate::store) fn take_away(medium: &dyn Medium, held: &Held) -> Result<()
     }
 }
 
-/// The oldest and the newest commit that living readers hold. Commit 0, a store without commits, is
-/// none: its readers need nothing.
-pub(in crate::store) fn span(medium: &dyn Medium) -> Result<Option<(u64, u64)>> {
-    let held = living(medium)?;
-    let sequences = || held.iter().map(|held| held.sequence).filter(|sequence| *sequence > 0);
+/// The oldest and the newest commit that living readers hold, pinned ones apart. Commit 0, a store
+/// without commits, is none: its readers need nothing.
+pub(in crate::store) fn span(medium: &dyn Medium, pins: &Pins) -> Result<Option<(u64, u64)>> {
+    let mut held = living(medium)?;
+    held.retain(|held| held.sequence > 0 && !pins.has(held.sequence));
+    let sequences = || held.iter().map(|held| held.sequence);
     Ok(sequences().min().zip(sequences().max()))
 }
 

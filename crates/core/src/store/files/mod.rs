@@ -7,6 +7,7 @@ pub(in crate::store) mod holds;
 pub(in crate::store) mod leftovers;
 pub(in crate::store) mod lock;
 pub(in crate::store) mod pairing;
+pub(in crate::store) mod pins;
 pub(in crate::store) mod place;
 pub(in crate::store) mod state;
 pub(in crate::store) mod superblock;

@@ -19,7 +19,10 @@ const MAGIC: [u8; 8] = *b"ERJOURNL";
 /// Of files that know no storage but logs. Builds that read no other take a class of another kind
 /// for a log, so a file in which one is recorded has the next version from its first class on.
 const VERSION_OF_LOGS: u32 = 1;
-const VERSION: u32 = 2;
+const VERSION_OF_CLASSES: u32 = 2;
+/// Of stores with pinned commits. Builds that know of none would write over their rows.
+pub(crate) const VERSION_OF_PINS: u32 = 3;
+const VERSION: u32 = VERSION_OF_PINS;
 /// Where a header has the version.
 const VERSION_AT: u64 = 8;
 /// Bytes before the first record.
@@ -56,15 +59,39 @@ impl RecordKind {
     }
 }
 
-/// The name of a journal file.
+/// In the number of a file that holds one pinned commit; the others are the commit's number.
+const PIN_BIT: u64 = 1 << 63;
+/// What the name of such a file begins with.
+pub(crate) const PIN_PREFIX: &str = "pin-";
+
+/// The name of a journal file, or of the file of a pinned commit.
 pub(crate) fn name_of(number: u64) -> String {
-    format!("journal-{number:08}")
+    match pin_of(number) {
+        Some(pin) => format!("{PIN_PREFIX}{pin:010}"),
+        None => format!("journal-{number:08}"),
+    }
+}
+
+/// The number of the file that holds a pinned commit: it is a journal by itself.
+pub(crate) fn pin_number(pin: u64) -> u64 {
+    pin | PIN_BIT
+}
+
+/// The pinned commit that a file of this number holds.
+pub(crate) fn pin_of(number: u64) -> Option<u64> {
+    (number & PIN_BIT != 0).then_some(number & !PIN_BIT)
+}
+
+/// The pinned commit in a file's name; `None` for names that `name_of` does not give.
+pub(crate) fn pin_of_name(name: &str) -> Option<u64> {
+    let pin: u64 = name.strip_prefix(PIN_PREFIX)?.parse().ok()?;
+    (pin & PIN_BIT == 0 && name_of(pin_number(pin)) == name).then_some(pin)
 }
 
 /// The number in a journal file's name; `None` for names that `name_of` does not give.
 pub(crate) fn number_of(name: &str) -> Option<u64> {
     let number = name.strip_prefix("journal-")?.parse().ok()?;
-    (name_of(number) == name).then_some(number)
+    (pin_of(number).is_none() && name_of(number) == name).then_some(number)
 }
 
 /// The numbers of all journal files, rising.
@@ -109,7 +136,7 @@ impl JournalFile {
     pub(crate) fn version_for<'a>(mut classes: impl Iterator<Item = &'a ClassRecord>) -> u32 {
         match classes.all(|class| class.storage == StorageKind::Log) {
             true => VERSION_OF_LOGS,
-            false => VERSION,
+            false => VERSION_OF_CLASSES,
         }
     }
 

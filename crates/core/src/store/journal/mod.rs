@@ -12,7 +12,10 @@ mod records;
 mod verify;
 
 pub(super) use bounds::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_TABLE};
-pub(super) use file::{JournalFile, JournalReader, RecordKind, name_of, number_of, numbers};
+pub(super) use file::{
+    JournalFile, JournalReader, PIN_PREFIX, RecordKind, VERSION_OF_PINS, name_of, number_of,
+    numbers, pin_number, pin_of, pin_of_name,
+};
 pub(super) use json::read_json;
 pub(super) use records::{
     ClassCounters, ClassRecord, CommitRecord, TableCounters, TableRecord, piece_header,

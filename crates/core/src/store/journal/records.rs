@@ -104,6 +104,10 @@ pub(crate) struct CommitRecord {
     pub(crate) classes: Vec<ClassCounters>,
     /// The oldest commit that stays when this one is durable.
     pub(crate) oldest_kept: u64,
+    /// Whether a store has gone back to it, a pinned commit: what earlier files of the journal hold
+    /// is given up.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) gone_back: bool,
     /// Journal file of this record, and its end there.
     #[serde(skip)]
     pub(crate) place: (u64, u64),
@@ -117,6 +121,14 @@ impl CommitRecord {
     /// have the same number and end at the same place; but its classes have later sequences.
     pub(crate) fn is(&self, other: &Self) -> bool {
         self.place == other.place && self.checksum == other.checksum
+    }
+
+    /// Whether both are of one commit, wherever they were read.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let sequences = |record: &Self| -> Vec<(u16, u64)> {
+            record.classes.iter().map(|class| (class.id, class.sequence)).collect()
+        };
+        self.info == other.info && sequences(self) == sequences(other)
     }
 }
 

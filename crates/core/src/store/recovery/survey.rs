@@ -39,6 +39,12 @@ impl Survey {
         self.commits.last().map_or(0, |c| c.info.sequence)
     }
 
+    /// The largest sequence of a page that any commit tells of.
+    pub(super) fn sequence_max(&self) -> u64 {
+        let classes = self.commits.iter().flat_map(|commit| &commit.classes);
+        classes.map(|class| class.sequence).max().unwrap_or(0)
+    }
+
     /// The newest file whose cycle was complete at a commit.
     pub(super) fn base(&self, commit: u64) -> Option<u64> {
         let base = self.cycles.iter().rfind(|(_, complete)| *complete <= commit);
@@ -157,6 +163,15 @@ struct Scan {
     damage: Option<Error>,
 }
 
+impl Scan {
+    /// Whether the file begins with a commit that the store has gone back to.
+    fn has_gone_back(&self) -> bool {
+        let commit = self.marks.iter().find(|mark| mark.kind == RecordKind::Commit);
+        let read = |mark: &Mark| read_json::<CommitRecord>(&mark.payload, "commit").ok();
+        commit.and_then(read).is_some_and(|record| record.gone_back)
+    }
+}
+
 fn scan(medium: &dyn Medium, seed: u64, number: u64) -> Result<Scan> {
     let opened = JournalReader::open(medium, seed, number)?;
     let sound = opened.is_some();
@@ -209,7 +224,10 @@ pub(super) fn survey(medium: &dyn Medium, seed: u64) -> Result<Survey> {
     let mut survey = Survey::default();
     // What a commit must not follow, and whether one is known to.
     let (mut damaged, mut proven) = (None, false);
-    for (number, scan) in numbers.iter().copied().zip(scan_all(medium, seed, &numbers)) {
+    let scans = scan_all(medium, seed, &numbers);
+    // What lies before a pinned commit that the store has gone back to is given up.
+    let first = scans.iter().rposition(|scan| scan.as_ref().is_ok_and(Scan::has_gone_back));
+    for (number, scan) in numbers.iter().copied().zip(scans).skip(first.unwrap_or(0)) {
         let mut scan = scan?;
         let (sound, damage) = (scan.sound, scan.damage.take());
         survey.take(number, scan, damaged.as_ref())?;

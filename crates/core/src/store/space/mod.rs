@@ -128,7 +128,7 @@ impl Inner {
 
     /// Spare room that verbs leave. Under a disk bound files of rows leave room for the journal to
     /// grow beside that (`History::journal_bytes_to_come`).
-    fn spare_bytes(&self, history: &History) -> u64 {
+    pub(in crate::store) fn spare_bytes(&self, history: &History) -> u64 {
         let beside = match self.options.max_disk_bytes {
             Some(_) => 0,
             None => 2 * JOURNAL_BYTES_PER_COMMIT,
@@ -352,6 +352,8 @@ impl Inner {
         } else {
             format!("change fewer rows between commits, delete some and commit, or {more}")
         };
-        error.followed_by(advice).context(format!("store {} is full", self.path.display()))
+        drop(history);
+        let error = error.followed_by(advice);
+        self.name_pins(engine, error).context(format!("store {} is full", self.path.display()))
     }
 }

@@ -106,14 +106,29 @@ fn check_all(
         report.problem(commits.last().map_or(0, |c| c.step), what.to_owned());
     }
     check_kept(&newest, &mut report, progress)?;
+    let pinned = match newest.pins() {
+        Ok(pins) => pins,
+        Err(error) if is_damage(&error) => {
+            report.problem(commits.last().map_or(0, |c| c.step), error.message().to_owned());
+            Vec::new()
+        }
+        Err(error) => return Err(error),
+    };
+    let mut others: Vec<(u64, u64)> =
+        commits.iter().rev().skip(1).map(|commit| (commit.sequence, commit.step)).collect();
+    let is_kept = |sequence| commits.iter().any(|commit| commit.sequence == sequence);
+    let pinned = pinned.iter().filter(|pin| !is_kept(pin.sequence));
+    others.extend(pinned.map(|pin| (pin.sequence, pin.step)));
+    // One commit may have several names.
+    others.dedup();
     drop(newest);
-    for commit in commits.iter().rev().skip(1) {
-        let store = match Store::open_commit(&medium, &path, options, commit.sequence) {
+    for (sequence, step) in others {
+        let store = match Store::open_commit(&medium, &path, options, sequence) {
             Ok(store) => store,
             // The writer beside has dropped it.
             Err(error) if error.kind() == ErrorKind::CommitGone => continue,
             Err(error) if is_damage(&error) => {
-                report.problem(commit.step, error.message().to_owned());
+                report.problem(step, error.message().to_owned());
                 continue;
             }
             Err(error) => return Err(error),

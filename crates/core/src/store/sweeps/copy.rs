@@ -15,7 +15,7 @@ use crate::store::commit::SPARE;
 use crate::store::files::class_file::{has_rows, lies_apart};
 use crate::store::files::lock::WriterLock;
 use crate::store::files::place::check_place;
-use crate::store::files::{head, pairing, state, superblock};
+use crate::store::files::{head, pairing, pins, state, superblock};
 use crate::store::open::absolute;
 use crate::store::tables::MEASURE;
 use crate::store::{Store, cold, journal};
@@ -45,6 +45,8 @@ pub struct CopyReport {
 pub struct CopyOptions {
     /// The commit of this step; the last one without.
     pub step: Option<u64>,
+    /// The commit that is pinned under this name.
+    pub pin: Option<String>,
     /// The budget of each of the two stores.
     pub memory: Memory,
     /// How the copy stores the rows of all tables; without it each is stored as it was.
@@ -65,6 +67,7 @@ impl CopyOptions {
     pub fn new(memory: Memory) -> Self {
         Self {
             step: None,
+            pin: None,
             memory,
             storage: None,
             cold_directory: None,
@@ -119,7 +122,7 @@ pub fn copy_with(
     to: &CopyOptions,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<CopyReport> {
-    let source = open_commit(path.as_ref(), to.step, to.memory)?;
+    let source = open_commit(path.as_ref(), to.step, to.pin.clone(), to.memory)?;
     let tables = source.tables();
     tables.iter().try_for_each(|info| check_ids(&to.spec(info)))?;
     let cold_directory = to.cold_directory.as_deref();
@@ -202,12 +205,17 @@ fn keep_rows(
     kept
 }
 
-/// The last commit of the store at `path`, or that of `step`, to read.
-pub(super) fn open_commit(path: &Path, step: Option<u64>, memory: Memory) -> Result<Store> {
+/// The last commit of the store at `path`, or that of `step` or `pin`, to read.
+pub(super) fn open_commit(
+    path: &Path,
+    step: Option<u64>,
+    pin: Option<String>,
+    memory: Memory,
+) -> Result<Store> {
     // Absolute, so that it stays right when the working directory changes meanwhile.
     let path = absolute(path)?;
     let options =
-        StoreOptions { step, read_only: true, create: false, ..StoreOptions::new(memory) };
+        StoreOptions { step, pin, read_only: true, create: false, ..StoreOptions::new(memory) };
     let source = Store::open(path, options)?;
     if source.last_commit().is_none() {
         bail!(NotFound, "{} has no commit to copy", source.path().display());
@@ -332,7 +340,9 @@ fn remove_if_unfinished(destination: &Path, cold_directory: Option<&Path>) -> Re
         has_rows(name)
             || lies_apart(name)
             || state::sequence_of(name).is_some()
-            || [head::NAME, MEASURE, SPARE, superblock::NEW_NAME].contains(&name)
+            || [head::NAME, MEASURE, SPARE, superblock::NEW_NAME, pins::NAME, pins::NEW_NAME]
+                .contains(&name)
+            || journal::pin_of_name(name).is_some()
     };
     let journals = |name: &str| journal::number_of(name).is_some();
     let place = |name: &str| name == pairing::NAME;

@@ -108,7 +108,7 @@ fn a_hold_that_is_taken_away_keeps_nothing_and_its_reader_finds_out() {
             living.iter().for_each(|held| holds::take_away(&medium, held).unwrap());
             living.iter().for_each(|held| holds::take_away(&medium, held).unwrap());
             assert!(!reader.is_held() && !reader.stats().unwrap().commits.held);
-            assert_eq!(holds::span(&medium).unwrap(), None);
+            assert_eq!(holds::span(&medium, &Default::default()).unwrap(), None);
             for step in 4..60 {
                 train(&writer, step);
                 if keep_reading {

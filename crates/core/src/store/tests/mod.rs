@@ -20,6 +20,7 @@ mod hot;
 mod meddled;
 mod merge_room;
 mod merges;
+mod pins;
 mod plain;
 mod pmem;
 mod power;

@@ -335,6 +335,16 @@ impl StorageCounts for Probe {
     }
 }
 
+impl StoragePins for Probe {
+    pass! {
+        fn begun(&) -> Begun;
+        fn parts(&) -> Parts;
+        fn bytes_of_pin(& parts: &Parts, others: &[&Parts]) -> u64;
+        mut fn pin(& pin: u64, parts: &Parts) -> Result<()>;
+        mut fn unpin(& pin: u64);
+    }
+}
+
 impl StorageTables for Probe {
     pass! {
         mut fn create_table(& facts: &TableFacts<'_>) -> Result<Option<u32>>;

@@ -26,7 +26,7 @@ fn begin(store: &Store) {
     let inner = &store.inner;
     inner.prepare_writing().unwrap();
     let engine = inner.exclusive().unwrap();
-    inner.begin_version(&engine, later()).unwrap();
+    inner.begin_version(&engine, later(), "a test").unwrap();
     assert_eq!(inner.history.lock().journal().version(), later());
 }
 
@@ -171,7 +171,7 @@ fn cut_while_it_begins(fixture: &Fixture, operation: u64, commits: u64) -> bool 
     medium.power_cut_after(operation);
     let done = (|| {
         let engine = store.inner.exclusive()?;
-        store.inner.begin_version(&engine, later())?;
+        store.inner.begin_version(&engine, later(), "a test")?;
         drop(engine);
         store.commit(commits + 1, "", &[])
     })();
@@ -227,7 +227,7 @@ fn a_version_that_has_no_room_is_refused_and_nothing_changed() {
     let store = reopen(bounded);
     store.inner.prepare_writing().unwrap();
     let engine = store.inner.exclusive().unwrap();
-    let error = store.inner.begin_version(&engine, later()).unwrap_err();
+    let error = store.inner.begin_version(&engine, later(), "a test").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Full, "{error}");
     drop(engine);
     assert_eq!(numbers(&medium).unwrap(), [1]);

@@ -21,6 +21,7 @@ pub mod order;
 mod page_writer;
 pub mod pages;
 pub mod partition;
+mod pins;
 pub mod snapshot;
 pub mod version;
 pub mod writer;

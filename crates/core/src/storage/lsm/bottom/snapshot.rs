@@ -145,10 +145,14 @@ pub struct Bottom {
     orders: Arc<Orders>,
     pages: Arc<OpenPartitions>,
     current: Arc<Snapshot>,
-    /// Files that a kept commit may have.
-    retired: Vec<Retired>,
-    /// Files that no kept commit has.
-    removable: Vec<Retired>,
+    /// Files that a kept commit may have, or a pinned one.
+    pub(super) retired: Vec<Retired>,
+    /// Files that no kept commit has, and no pinned one.
+    pub(super) removable: Vec<Retired>,
+    /// The files of each pinned commit.
+    pub(super) pins: BTreeMap<u64, BTreeSet<u32>>,
+    /// Commits before this one are no more, but for pinned ones.
+    pub(super) released: u64,
     /// Of these, those that reads kept when files were last removed.
     being_read: BTreeSet<u32>,
     /// The oldest commit that is kept for more than a reader.
@@ -157,7 +161,7 @@ pub struct Bottom {
     added: BTreeSet<u32>,
     added_epoch: u64,
     /// The largest number that a file of any version had.
-    largest_number: u32,
+    pub(super) largest_number: u32,
     /// The largest number of a file that there was when somebody last looked.
     largest_there: Option<u32>,
 }
@@ -213,6 +217,8 @@ impl Bottom {
             current: Arc::new(Snapshot::new(version, partitions)),
             retired: retired.into_values().collect(),
             removable: Vec::new(),
+            pins: BTreeMap::new(),
+            released: 0,
             being_read: BTreeSet::new(),
             oldest_kept: 0,
             added: BTreeSet::new(),
@@ -314,8 +320,8 @@ impl Bottom {
     /// Commits before `released` are no more: files that only they have can be removed. Those
     /// before `oldest_kept` stay for readers alone.
     pub fn drop_commits_before(&mut self, released: u64, oldest_kept: u64) {
-        self.oldest_kept = oldest_kept;
-        self.removable.extend(self.retired.extract_if(.., |file| file.epoch <= released));
+        (self.released, self.oldest_kept) = (released, oldest_kept);
+        self.release();
     }
 
     /// Removes the files that neither a kept commit nor a read under way has; returns their bytes.
@@ -375,10 +381,11 @@ impl Bottom {
         self.retired.iter().chain(&self.removable).map(|file| file.bytes).sum()
     }
 
-    /// Those of them that commits alone, or the next removal, will give back: what readers keep
-    /// may stay for long.
+    /// Those of them that commits alone, or the next removal, will give back: what readers or pins
+    /// keep may stay for long.
     pub fn coming_bytes(&self) -> u64 {
-        let retired = self.retired.iter().filter(|file| file.epoch > self.oldest_kept);
+        let goes = |file: &&Retired| file.epoch > self.oldest_kept && !self.is_pinned(file.number);
+        let retired = self.retired.iter().filter(goes);
         let is_read = |file: &&Retired| self.being_read.contains(&file.number);
         let removable = self.removable.iter().filter(|file| !is_read(file));
         retired.chain(removable).map(|file| file.bytes).sum()
@@ -388,7 +395,8 @@ impl Bottom {
     /// are dropped.
     pub fn retired_bytes_between(&self, first: u64, oldest_kept: u64) -> u64 {
         let between = first + 1..=oldest_kept.max(first + 1);
-        let files = self.retired.iter().filter(|file| between.contains(&file.epoch));
+        let goes = |file: &&Retired| between.contains(&file.epoch) && !self.is_pinned(file.number);
+        let files = self.retired.iter().filter(goes);
         files.map(|file| file.bytes).sum()
     }
 
