@@ -185,6 +185,7 @@ class Store:
         seed: int = 0,
         create: bool = True,
         step: int | None = None,
+        pin: str | None = None,
         read_only: bool = False,
         check_disk: bool = True,
         merge_reads: bool = True,

@@ -280,7 +280,7 @@ impl<'c> Life<'c> {
         options
     }
 
-    /// Opens the store of the medium, and finds out which of the commits that may be there it is at.
+    /// Opens the store of the medium, and finds out which of the possible commits it is at.
     pub(crate) fn open(&mut self, mut at: At) -> Step {
         let mut failures = 0;
         let store = loop {

@@ -149,10 +149,8 @@ def measure(
 
 
 def _open(store: str, budget: int, io: str, merge_reads: bool) -> embedrock.Store:
-    def engine(back_to: int | None) -> _core.Store:
-        return _core.Store(
-            store, str(budget), io=io, merge_reads=merge_reads, create=False, step=back_to
-        )
+    def engine(_back_to: int | str | None) -> _core.Store:
+        return _core.Store(store, str(budget), io=io, merge_reads=merge_reads, create=False)
 
     return embedrock.Store(engine, Path(store), str(budget))
 

@@ -1,8 +1,8 @@
 //! `pins`: which commits are pinned, under which names, and what they need of the files of rows.
 //!
-//! Format: `docs/formats/pins.md`. It is written anew with each change, and renamed to its place, so
-//! it is always whole. It is there before the first file of a pinned commit is, and stays when none
-//! is left: without it nobody knows which rows must not be written over.
+//! Format: `docs/formats/pins.md`. It is written anew with each change, and renamed to its place,
+//! so it is always whole. It is there before the first file of a pinned commit is, and stays when
+//! none is left: without it nobody knows which rows must not be written over.
 
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{Medium, OpenMode, blocks_of};
@@ -70,8 +70,8 @@ impl Pins {
         file.read_at(&mut bytes, 0)?;
         let damage = |what: &str| {
             let way_out = format!(
-                "restore it from a copy, or remove it and all {PIN_PREFIX}… files to go on without \
-                 pinned commits"
+                "restore it from a copy, or remove it and all {PIN_PREFIX}… files to go on \
+                 without pinned commits"
             );
             Error::new(ErrorKind::Corrupt, format!("{NAME}: {what}; {way_out}"))
         };
