@@ -1,8 +1,8 @@
 //! Random lives of stores on a simulated device, with faults, beside a plain map.
 //!
 //! A [`Soak`] runs seeds. Each seed is a life (`life`): settings drawn from it (`plan`), verbs
-//! (`verbs`, `commits`, `pins`, `readers`, `ahead`), and faults of the device (`faults`). `model` is
-//! the map, `check` compares, and `judge` says which errors are answers. `exam` ends a life on
+//! (`verbs`, `commits`, `pins`, `readers`, `ahead`), and faults of the device (`faults`). `model`
+//! is the map, `check` compares, and `judge` says which errors are answers. `exam` ends a life on
 //! devices that lie. `planted` counts the seeds until a deliberate bug is found.
 
 mod ahead;
