@@ -470,7 +470,17 @@ impl JournalReader {
             let want = (len.max(READ_BYTES) as u64).min(self.len - at) as usize;
             self.ahead.resize(want, 0);
             self.ahead_at = at;
-            self.file.read_at(&mut self.ahead, at)?;
+            if let Err(error) = self.file.read_at(&mut self.ahead, at) {
+                self.ahead.clear();
+                // A writer gives back the room behind the last record once it has begun another
+                // file, whoever reads.
+                let now = self.file.len()?;
+                if !(at..self.len).contains(&now) {
+                    return Err(error);
+                }
+                self.len = now;
+                return self.bytes(at, len);
+            }
         }
         let begin = (at - self.ahead_at) as usize;
         Ok(Some(&self.ahead[begin..begin + len]))
@@ -532,5 +542,37 @@ impl JournalReader {
             at += 8;
         }
         Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::SimMedium;
+
+    // `check` beside a writer took a journal file for damaged that had just become shorter.
+    #[test]
+    fn a_file_that_is_cut_behind_its_records_while_it_is_read_has_all_of_them() {
+        let medium = SimMedium::new(1);
+        let mut file = JournalFile::create(&medium, 7, 1, 1).unwrap();
+        file.reserve(8 << 20).unwrap();
+        let payloads: Vec<Vec<u8>> = (0..40).map(|n| vec![n; 100_000]).collect();
+        for payload in &payloads {
+            file.append(RecordKind::Commit, payload).unwrap();
+        }
+        let mut reader = JournalReader::open(&medium, 7, 1).unwrap().unwrap();
+        file.give_back_unused().unwrap();
+        for payload in &payloads {
+            assert_eq!(reader.next().unwrap(), Some(RecordKind::Commit));
+            assert!(reader.payload() == payload);
+        }
+        assert_eq!(reader.next().unwrap(), None);
+        assert_eq!(reader.next().unwrap(), None);
+        // What lacks records is no such file.
+        let mut reader = JournalReader::open(&medium, 7, 1).unwrap().unwrap();
+        reader.next().unwrap();
+        medium.open(&name_of(1), OpenMode::ReadWrite).unwrap().set_len(0).unwrap();
+        let error = payloads.iter().find_map(|_| reader.next().err()).unwrap();
+        assert!(error.message().contains("cut short"), "{error}");
     }
 }
