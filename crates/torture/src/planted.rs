@@ -12,7 +12,7 @@ pub const RANGES: usize = 5;
 /// Seeds of a range at most.
 pub const SEEDS_MAX: u64 = 100;
 /// The median of the ranges at most.
-pub const MEDIAN_MAX: u64 = 10;
+pub const MEDIAN_MAX: u64 = 20;
 /// Between the first seeds of two ranges.
 const APART: u64 = 1_000_003;
 

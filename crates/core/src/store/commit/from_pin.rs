@@ -8,7 +8,7 @@ use super::History;
 use crate::error::{Result, bail};
 use crate::io::OpenMode;
 use crate::store::Inner;
-use crate::store::files::head::Head;
+use crate::store::files::head::{Head, Tells};
 use crate::store::files::holds;
 use crate::store::journal::{
     CommitRecord, JournalFile, JournalReader, RecordKind, VERSION_OF_PINS, name_of, numbers,
@@ -19,8 +19,16 @@ impl Inner {
     /// Goes on from the pinned commit that was opened; all commits after it are given up.
     pub(super) fn go_on_from_pin(&self, history: &mut History, head: Head) -> Result<()> {
         let (medium, last) = (&*self.medium, head.sequence);
-        // First, or the journal would end before the commit that the head names.
-        self.write_head(history, head)?;
+        // First, or the journal would end before the commit that the head names. Until the new file
+        // has its commit a crash leaves the commits of the files before, and of those are whole what
+        // the head has said: what lies between the pinned commit and them is not.
+        let before = Head::read(medium, self.seed)?;
+        let oldest = match before.tells {
+            Tells::All => before.oldest.max(head.oldest),
+            // The last commit is whole in any case.
+            Tells::Newest | Tells::Nothing => u64::MAX,
+        };
+        self.write_head(history, Head { oldest, ..head })?;
         medium.sync_dir()?;
         let number = numbers(medium)?.last().map_or(1, |newest| newest + 1);
         let end = history.kept.last().map_or(0, |commit| commit.place.1);
@@ -49,6 +57,7 @@ impl Inner {
             medium.remove(&name)?;
         }
         medium.sync_dir()?;
+        self.write_head(history, head)?;
         // A reader may have taken its hold since these were looked at.
         holds::take_later_away(medium, last)?;
         history.cycles = vec![(number, last)];
