@@ -14,7 +14,7 @@ ADAPTERS := $(CURDIR)/.cache/adapters
 # The look-ahead window's threads have what time others leave: its tests run alone.
 AHEAD := $(addprefix python/tests/,test_announcing.py test_bench_lookahead.py \
 	test_lookahead_loader.py test_lookahead_pays.py test_lookahead_traps.py test_pipeline.py \
-	test_prefetch.py test_store_window.py)
+	test_prefetch.py test_store_window.py test_train_lookahead.py)
 # Whole contests of several processes, and benchmarks that train: a command of their own.
 LONG := $(addprefix python/tests/,test_bench_demo.py test_bench_demo_shaped.py test_bench_loops.py \
 	test_bench_models.py test_bench_race.py test_bench_settings.py test_bench_staleness.py)

@@ -41,7 +41,7 @@ def test_an_unknown_storage_names_the_known_ones(store: embedrock.Store, tmp_pat
     assert not (tmp_path / "to").exists()
     said = 'storage is "tape"; expected "log", "lsm", "pages" or "pmem"'
     with pytest.raises(MisuseError, match=said):
-        embedrock._core.copy(store.path, tmp_path / "to", "64MiB", None, "tape")
+        embedrock._core.copy(store.path, tmp_path / "to", "64MiB", storage="tape")
 
 
 def collection(store: embedrock.Store, storage: Any) -> embedrock.Table:
