@@ -280,6 +280,35 @@ fn a_power_cut_at_any_operation_of_going_back_leaves_the_newest_commit_or_the_pi
     });
 }
 
+// Commits between the pinned one and those that are kept were listed, though they had been dropped.
+#[test]
+fn a_power_cut_while_going_back_to_a_pin_lists_no_commit_that_had_been_dropped() {
+    each_kind(|| {
+        let (made, points, _) = with_old_pin(2);
+        // The record of commit 8 keeps 7, which 9 has dropped: the head alone says so.
+        let store = open(&made, StoreOptions { step: Some(8), ..options(2) }).unwrap();
+        change(&store, &mut points[&8].clone(), &mut Random(1)).unwrap();
+        drop(store);
+        let mut seen = std::collections::BTreeSet::new();
+        for operation in (1..).step_by(if KIND.get() == StorageKind::Log { 1 } else { 3 }) {
+            let machine = made.reboot(operation);
+            machine.power_cut_after(operation);
+            let went = open(&machine, at_pin("old", false, 2))
+                .and_then(|store| change(&store, &mut points[&3].clone(), &mut Random(1)));
+            let store = open(&machine.reboot(operation), options(2)).unwrap();
+            let listed: Vec<u64> = store.commits().iter().map(|commit| commit.step).collect();
+            assert!([[8], [3]].iter().any(|one| listed == one), "cut {operation}: {listed:?}");
+            check(&store, &points[&listed[0]], &format!("cut {operation}"));
+            seen.insert(listed[0]);
+            if !machine.power_is_off() {
+                assert!(went.is_ok(), "{went:?}");
+                break;
+            }
+        }
+        assert_eq!(seen.len(), 2, "{seen:?}");
+    });
+}
+
 #[test]
 fn going_back_is_refused_while_later_commits_are_pinned() {
     each_kind(|| {
