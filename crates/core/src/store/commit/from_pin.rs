@@ -20,8 +20,8 @@ impl Inner {
     pub(super) fn go_on_from_pin(&self, history: &mut History, head: Head) -> Result<()> {
         let (medium, last) = (&*self.medium, head.sequence);
         // First, or the journal would end before the commit that the head names. Until the new file
-        // has its commit a crash leaves the commits of the files before, and of those are whole what
-        // the head has said: what lies between the pinned commit and them is not.
+        // has its commit a crash leaves those of the files before. Which of them are whole is what
+        // the head said: the ones between the pinned commit and them are not.
         let before = Head::read(medium, self.seed)?;
         let oldest = match before.tells {
             Tells::All => before.oldest.max(head.oldest),
