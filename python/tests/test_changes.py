@@ -61,9 +61,7 @@ def rows_of(table: embedrock.Table) -> Rows:
     return {
         key: [*values, *state]
         for keys, some, states in table.items(state=True)
-        for key, values, state in zip(
-            keys.tolist(), some.tolist(), states.tolist(), strict=True
-        )
+        for key, values, state in zip(keys.tolist(), some.tolist(), states.tolist(), strict=True)
     }
 
 
@@ -104,9 +102,7 @@ def test_changes_lead_from_one_commit_to_the_last(store: embedrock.Store) -> Non
     assert list(store.changes(2)) == []
 
 
-def test_all_rows_some_tables_and_what_is_no_argument(
-    store: embedrock.Store, path: Path
-) -> None:
+def test_all_rows_some_tables_and_what_is_no_argument(store: embedrock.Store, path: Path) -> None:
     total = sum(len(batch.keys) for batch in store.changes(None))
     assert total == sum(len(table) for table in store.tables.values())
     ids = store.table("ids")
@@ -160,7 +156,7 @@ def test_rows_without_versions_are_refused(tmp_path: Path) -> None:
     with embedrock.open(tmp_path / "s", "16MiB") as store:
         store.table("mapped", 4, 100, storage="pmem").put([1], np.ones((1, 4), np.float32))
         store.commit(1)
-        with pytest.raises(UnsupportedError, match="'mapped'.*have no versions"):
+        with pytest.raises(UnsupportedError, match=r"'mapped'.*have no versions"):
             store.changes(1)
 
 
@@ -251,9 +247,7 @@ def test_a_source_that_has_gone_back_is_told(path: Path, tmp_path: Path) -> None
             follower.run(once=True)
 
 
-def test_a_follower_that_is_killed_anywhere_has_all_in_the_end(
-    path: Path, tmp_path: Path
-) -> None:
+def test_a_follower_that_is_killed_anywhere_has_all_in_the_end(path: Path, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print("seed", seed)  # of a failure
     chance = random.Random(seed)

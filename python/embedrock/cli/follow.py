@@ -51,8 +51,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
             "The position in it becomes durable with the rows, in one commit: a restart, after "
             "Ctrl-C or kill -9, neither loses nor repeats a record. Ctrl-C commits and exits with "
             "status 130, SIGTERM with 0. Others may have the store open read-only meanwhile; they "
-            "see each commit when they refresh. With --store a copy of a store takes over the commits "
-            "of that one, at their steps."
+            "see each commit when they refresh. With --store a copy of a store takes over the "
+            "commits of that one, at their steps."
         ),
         epilog="examples: embedrock follow ads.store ads.log --from begin; embedrock follow "
         "ads.store kafka://localhost:9092/ads --from begin; embedrock follow served.store --store "

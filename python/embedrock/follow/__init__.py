@@ -13,8 +13,8 @@ the store itself tells; :class:`KafkaPublisher` writes those to a compacted topi
 from embedrock.follow.follower import Followed, Follower
 from embedrock.follow.kafka import Kafka
 from embedrock.follow.kafka_writer import KafkaWriter
-from embedrock.follow.reader import LogReader
 from embedrock.follow.publisher import KafkaPublisher, Published
+from embedrock.follow.reader import LogReader
 from embedrock.follow.source import Record, RemoteSource, Source
 from embedrock.follow.stores import StoreFollowed, StoreFollower, apply_changes
 from embedrock.follow.writer import LogWriter

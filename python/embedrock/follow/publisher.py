@@ -113,9 +113,7 @@ class KafkaPublisher:
             return Published(None, 0, 0)
         since = None if before is None else _commit_of(before)
         rows = deleted = 0
-        with store.changes(
-            since, tables=self._tables, batch_rows=self._batch_rows
-        ) as changes:
+        with store.changes(since, tables=self._tables, batch_rows=self._batch_rows) as changes:
             to = changes.commit
             if to is None or (before is not None and _told_of(to, store.id) == before):
                 return Published(self.step, 0, 0)
@@ -162,9 +160,7 @@ class KafkaPublisher:
             for key in batch.deleted.tolist():
                 yield f"{prefix}{key % _KEYS}".encode(), None
 
-    def _send(
-        self, record: tuple[bytes, bytes | None], headers: list[tuple[str, bytes]]
-    ) -> None:
+    def _send(self, record: tuple[bytes, bytes | None], headers: list[tuple[str, bytes]]) -> None:
         key, value = record
         parts = self._writer._partitions
         # Records of one key lie in one partition: there Kafka keeps their order.

@@ -19,7 +19,7 @@ from embedrock.store import Store
 from embedrock.store import open as open_store
 from embedrock.store.changes import ChangedRows
 
-__all__ = ["SOURCE", "StoreFollower", "StoreFollowed", "apply_changes"]
+__all__ = ["SOURCE", "StoreFollowed", "StoreFollower", "apply_changes"]
 
 SOURCE = "source"
 """Name of the byte string that a commit of a copy has its position in."""

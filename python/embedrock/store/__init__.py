@@ -12,4 +12,14 @@ from embedrock.store.opening import open
 from embedrock.store.registry import close_all
 from embedrock.store.store import Store
 
-__all__ = ["ChangedRows", "Changes", "Store", "check", "close_all", "copy", "distinct", "open", "resize"]
+__all__ = [
+    "ChangedRows",
+    "Changes",
+    "Store",
+    "check",
+    "close_all",
+    "copy",
+    "distinct",
+    "open",
+    "resize",
+]

@@ -48,9 +48,9 @@ pub use report::{Cut, MergeCounts, SpaceBound, StorageMemory, StorageStats, Unit
 pub use size::{PAGE_SIZES, choose_page, possible_pages};
 pub use sweep::{Areas, Checked, Finding, Sweep, SweptRow, TakeRows};
 pub use traits::{
-    Hearer, Storage, StorageBudget, StorageChanges, StorageCounts, StorageFreeze, StorageJournal, StoragePins,
-    StorageRead, StorageRecovery, StorageRefresh, StorageSpace, StorageSweeps, StorageTables,
-    StorageUpkeep, StorageWrite, Unit,
+    Hearer, Storage, StorageBudget, StorageChanges, StorageCounts, StorageFreeze, StorageJournal,
+    StoragePins, StorageRead, StorageRecovery, StorageRefresh, StorageSpace, StorageSweeps,
+    StorageTables, StorageUpkeep, StorageWrite, Unit,
 };
 
 /// What a layout asks about rows in DRAM while it moves stored copies.

@@ -20,9 +20,9 @@ pub use resize::{Resize, resize};
 
 use super::{
     ClassFacts, Cut, DirtyRow, Found, MergeCounts, PageAddress, PageSource, Residents, Resolved,
-    Share, SpaceBound, Storage, StorageBudget, StorageCounts, StorageFreeze, StorageJournal,
-    StorageChanges, StorageMemory, StoragePins, StorageRead, StorageSpace, StorageStats, StorageTables,
-    StorageUpkeep, StorageWrite, TableFacts, UnitReport, Want, Written, log,
+    Share, SpaceBound, Storage, StorageBudget, StorageChanges, StorageCounts, StorageFreeze,
+    StorageJournal, StorageMemory, StoragePins, StorageRead, StorageSpace, StorageStats,
+    StorageTables, StorageUpkeep, StorageWrite, TableFacts, UnitReport, Want, Written, log,
 };
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium};

@@ -142,8 +142,7 @@ fn changes_are_the_difference_of_two_commits_whatever_happened_between_them() {
                         store = Store::open_on(Arc::new(medium.clone()), at).unwrap();
                         model = Model { rows: points[&back].clone(), ..model };
                         let counts = store.tables().into_iter();
-                        model.updates =
-                            counts.map(|info| (info.id.0, info.updates)).collect();
+                        model.updates = counts.map(|info| (info.id.0, info.updates)).collect();
                         points.retain(|step, _| *step <= back);
                         pins.retain(|step| *step <= back);
                         returned += 1;
@@ -151,8 +150,7 @@ fn changes_are_the_difference_of_two_commits_whatever_happened_between_them() {
                     _ => {}
                 }
                 if step % 3 == 0 {
-                    let reader =
-                        Store::open_on(Arc::new(medium.clone()), reading(bytes)).unwrap();
+                    let reader = Store::open_on(Arc::new(medium.clone()), reading(bytes)).unwrap();
                     let last = reader.last_commit().unwrap().step;
                     assert!(follow(&reader, &points, last, &mut random, &what));
                     let before = kept.iter().copied().filter(|step| points.contains_key(step));
@@ -259,7 +257,8 @@ fn a_commit_of_a_time_line_that_was_left_is_told_from_another_of_its_step() {
             put(&store, 0, &[step], step as f32);
             store.commit(step, "", &[]).unwrap();
         });
-        let CommitInfo { sequence, step, unix_time, bytes_written, .. } = store.last_commit().unwrap();
+        let CommitInfo { sequence, step, unix_time, bytes_written, .. } =
+            store.last_commit().unwrap();
         let third = Since::Commit { sequence, step, unix_time, bytes_written };
         drop(store);
         let at = StoreOptions { step: Some(2), ..options(1 << 20) };
@@ -273,7 +272,8 @@ fn a_commit_of_a_time_line_that_was_left_is_told_from_another_of_its_step() {
         assert!(error.message().contains("has gone back since"), "{error}");
         assert_eq!(given(&store, &of_step(3), 10, 10).unwrap().batches, 0);
         assert_eq!(given(&store, &of_step(2), 10, 10).unwrap().rows.len(), 2);
-        let CommitInfo { sequence, step, unix_time, bytes_written, .. } = store.commits()[0].clone();
+        let CommitInfo { sequence, step, unix_time, bytes_written, .. } =
+            store.commits()[0].clone();
         let seventh = Since::Commit { sequence, step, unix_time, bytes_written };
         assert_eq!(given(&store, &seventh, 10, 10).unwrap().rows.len(), 1);
     });

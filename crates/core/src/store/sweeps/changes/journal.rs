@@ -6,9 +6,7 @@
 use crate::config::CommitInfo;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::Medium;
-use crate::store::journal::{
-    CommitRecord, JournalReader, RecordKind, name_of, numbers, read_json,
-};
+use crate::store::journal::{CommitRecord, JournalReader, RecordKind, name_of, numbers, read_json};
 
 /// The part of a journal file that lies between two commits.
 struct Part {
@@ -105,10 +103,7 @@ impl Between {
     }
 
     /// Hands over the changes of each class, by its number, in their order.
-    pub(super) fn read(
-        &mut self,
-        each: &mut dyn FnMut(usize, &[u8]) -> Result<()>,
-    ) -> Result<()> {
+    pub(super) fn read(&mut self, each: &mut dyn FnMut(usize, &[u8]) -> Result<()>) -> Result<()> {
         for Part { number, reader, begin, end } in &mut self.parts {
             let name = |error: Error| error.context(name_of(*number));
             reader.go_to(*begin);

@@ -229,9 +229,10 @@ impl Changes {
     fn refuse_unversioned(&self) -> Result<()> {
         let engine = self.reader.inner.engine.read();
         let is_meant = |id: u16| self.tables.contains(&TableId(id));
-        let direct = engine.tables.iter().find(|table| {
-            is_meant(table.id()) && table.record.spec.storage.is_direct()
-        });
+        let direct = engine
+            .tables
+            .iter()
+            .find(|table| is_meant(table.id()) && table.record.spec.storage.is_direct());
         if let Some(table) = direct {
             bail!(
                 Unsupported,
@@ -255,6 +256,10 @@ impl Changes {
             self.scan = Some(self.scan_of(table)?);
         }
         let (name, layout) = self.shape(table)?;
+        let compares = match &self.source {
+            Source::Pinned(old) if !self.knows_slots(table)? => Some(old),
+            _ => None,
+        };
         let mut batch = ChangedRows { table: name, ..ChangedRows::default() };
         while batch.keys.len() < most {
             let Some(scan) = &mut self.scan else { break };
@@ -262,11 +267,9 @@ impl Changes {
             if keys.is_empty() {
                 break;
             }
-            let same = match &self.source {
-                Source::Pinned(old) if !self.knows_slots(table)? => {
-                    equal_rows(old, table, keys, words, layout.row_words())?
-                }
-                _ => Vec::new(),
+            let same = match compares {
+                Some(old) => equal_rows(old, table, keys, words, layout.row_words())?,
+                None => Vec::new(),
             };
             for (i, (key, row)) in keys.iter().zip(words.chunks(layout.row_words())).enumerate() {
                 if same.get(i) != Some(&true) {
