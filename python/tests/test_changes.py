@@ -100,6 +100,7 @@ def test_changes_lead_from_one_commit_to_the_last(store: embedrock.Store) -> Non
             assert {key for key in new if new[key] != old.get(key)} <= {*found[name]}
             assert gone[name] == {*old} - {*new}
     assert list(store.changes(2)) == []
+    store.commit(3)
 
 
 def test_all_rows_some_tables_and_what_is_no_argument(store: embedrock.Store, path: Path) -> None:

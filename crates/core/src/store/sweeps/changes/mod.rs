@@ -333,7 +333,14 @@ impl Changes {
                 }
             })
         })?;
-        let Some(share) = share else { return Ok(false) };
+        let Some(mut share) = share else { return Ok(false) };
+        // In the order of the pages that are looked into, so that each is read once.
+        let order = |of: &Removed| {
+            let class = &engine.classes[engine.table(of.table)?.class];
+            let log = class.log.lock();
+            log.has_rows_below().then(|| log.read_order(of.table, of.key))
+        };
+        share.sort_by_cached_key(|of| (of.table, order(of)));
         self.removed = share.into();
         Ok(true)
     }
