@@ -193,6 +193,7 @@ def test_a_copy_follows_commit_by_commit(path: Path, tmp_path: Path) -> None:
         with opened(path, read_only=True) as other:
             assert apply_changes(copy, other.changes(None))[0] > 100
             assert digests(copy) == digests(other)  # rows are absolute
+            copy.commit(9)
     reader.close()
 
 
@@ -213,8 +214,7 @@ def test_an_empty_store_takes_all_and_others_are_refused(path: Path, tmp_path: P
         with StoreFollower(reopened(copy), path) as follower:
             pass
         copy.commit(2)
-    other = embedrock.copy(path, tmp_path / "other")
-    assert other.step == 1
+    embedrock.copy(path, tmp_path / "other")
     with (
         opened(tmp_path / "new", step=1) as copy,
         StoreFollower(copy, tmp_path / "other") as follower,
