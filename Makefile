@@ -133,7 +133,7 @@ format: setup ## Format Rust and Python sources
 	$(BIN)/ruff format
 
 # The others bring frameworks, which only `make adapters` installs.
-DEV_EXTRAS := arrow kafka parquet plots torch zstd
+DEV_EXTRAS := arrow kafka objects parquet plots torch zstd
 
 lock: $(STAMPS)/uv ## Resolve the dependencies anew and write the locked lists
 	echo uv | $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 \

@@ -36,7 +36,7 @@ from embedrock.store import Store, check, close_all, copy, distinct, open, resiz
 from embedrock.table import Table
 
 if TYPE_CHECKING:
-    from embedrock import follow, nn, optim, trace, weights
+    from embedrock import follow, nn, objects, optim, trace, weights
     from embedrock.checkpoint import resume, save
     from embedrock.pipeline.training import Pipeline
     from embedrock.placement.freezing import freeze
@@ -68,6 +68,7 @@ __all__ = [
     "initializers",
     "kge",
     "nn",
+    "objects",
     "open",
     "optim",
     "optimizers",
@@ -87,6 +88,7 @@ _LAZY = {
     "freeze": "embedrock.placement.freezing",
     "kge": "embedrock.kge",
     "nn": "embedrock.nn",
+    "objects": "embedrock.objects",
     "optim": "embedrock.optim",
     "placement": "embedrock.placement",
     "resume": "embedrock.checkpoint",

@@ -1,0 +1,236 @@
+"""Object storage as pushes and pulls see it: names, bytes, and errors that say what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from embedrock._arguments import shown
+from embedrock._optional import missing
+from embedrock.errors import (
+    EmbedrockError,
+    FullError,
+    IoError,
+    MisuseError,
+    NotFoundError,
+    UnsupportedError,
+)
+
+__all__ = ["Found", "Remote", "TakenError"]
+
+T = TypeVar("T")
+
+_APART = ("client_options", "retry_config", "credential_provider")
+"""Options that are not of the storage but of how it is reached."""
+_FULL = ("no space left", "os error 28", "quota", "storage full", "storagefull", "507 ")
+_PER_DELETE = 1000
+
+
+class TakenError(EmbedrockError):
+    """There is an object of this name already."""
+
+
+class Found(NamedTuple):
+    """An object."""
+
+    name: str
+    bytes: int
+    modified: datetime
+
+
+class Remote:
+    """The objects below a URL."""
+
+    def __init__(
+        self, url: Any, options: Mapping[str, Any] | None = None, *, make: bool = False
+    ) -> None:
+        """``url`` is one, or a store of ``obstore``; ``make`` makes the folder of a ``file://``."""
+        try:
+            import obstore
+            from obstore import exceptions, store
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                missing("embedrock.objects", "obstore (Python 3.11 or newer)", "obstore"),
+                name="obstore",
+            ) from error
+        self._obstore: Any = obstore
+        self._exceptions: Any = exceptions
+        self._folder: Path | None = None
+        if options is not None and not isinstance(options, Mapping):
+            raise MisuseError(f"options is {shown(options)}, expected a dict of settings by name")
+        if isinstance(url, (str, os.PathLike)):
+            self.url = str(os.fspath(url))
+            self._store: Any = self._opened(store, options or {}, make)
+        elif isinstance(url, store.ObjectStoreMethods):
+            if options:
+                raise MisuseError("options belong to a URL, and a store of obstore was given")
+            self.url, self._store = repr(url), url
+        else:
+            raise MisuseError(
+                f"url is {shown(url)}, expected one such as s3://bucket/path, or a store of obstore"
+            )
+        if isinstance(self._store, store.LocalStore) and self._store.prefix is not None:
+            self._folder = Path(self._store.prefix)
+
+    def _opened(self, store: Any, options: Mapping[str, Any], make: bool) -> Any:
+        scheme = self.url.partition("://")[0]
+        if "://" not in self.url:
+            raise MisuseError(
+                f"{self.url!r} is no URL: expected s3://bucket/path, gs://…, az://… or "
+                f"file:///folder"
+            )
+        apart = {name: options[name] for name in _APART if name in options}
+        config = {name: value for name, value in options.items() if name not in _APART}
+        try:
+            if scheme == "file":
+                if config or apart:
+                    raise MisuseError(f"{self.url} takes no options, got {', '.join(options)}")
+                return store.from_url(self.url, mkdir=make)
+            if scheme == "memory":
+                raise MisuseError("memory:// is new each time: give a store of obstore")
+            if scheme in ("http", "https") and not config and not apart:
+                # Of a kind that can be read, but neither listed nor written.
+                found = store.from_url(self.url)
+                if type(found).__name__ == "HTTPStore":
+                    raise MisuseError(
+                        f"{self.url} names a web server: for an S3 server give s3://bucket/path, "
+                        f"and its address as the option endpoint"
+                    )
+                return found
+            return store.from_url(self.url, config=config or None, **apart)
+        except EmbedrockError:
+            raise
+        except Exception as error:
+            if "canonicalize" in str(error):
+                raise NotFoundError(f"{self.url}: there is no such folder") from error
+            raise MisuseError(f"{self.url} cannot be opened: {_first_line(error)}") from error
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it lies in a file system of this machine."""
+        return self._folder is not None
+
+    def put(self, name: str, content: bytes | memoryview) -> None:
+        """Writes an object, durably. Errors: as all requests, ``FullError``."""
+        self._call("put", name, lambda: self._put(name, content, "overwrite"))
+        self._sync(name)
+
+    def create(self, name: str, content: bytes) -> None:
+        """As :meth:`put`, where there is none of this name. Errors: ``TakenError``."""
+        self._call("create", name, lambda: self._put(name, content, "create"))
+        self._sync(name)
+
+    def _put(self, name: str, content: bytes | memoryview, mode: str) -> None:
+        self._obstore.put(self._store, name, content, mode=mode, use_multipart=False)
+
+    def get(self, name: str, most: int | None = None) -> Any:
+        """The bytes of an object, the first ``most`` of them. Errors: ``NotFoundError``."""
+        if most is None:
+            return self._call("get", name, lambda: self._obstore.get(self._store, name).bytes())
+        return self._call(
+            "get", name, lambda: self._obstore.get_range(self._store, name, start=0, end=most)
+        )
+
+    def modified(self, name: str) -> datetime:
+        """When an object was written, by the storage's clock."""
+        found = self._call("head", name, lambda: self._obstore.head(self._store, name))
+        when: datetime = found["last_modified"]
+        return when
+
+    def below(self, prefix: str) -> Iterator[Found]:
+        """The objects below a prefix, in no order."""
+
+        def portions() -> Iterator[Any]:
+            yield from self._obstore.list(self._store, prefix=prefix)
+
+        stream = portions()
+        while True:
+            portion = self._call("list", prefix, lambda: next(stream, None))
+            if portion is None:
+                return
+            for found in portion:
+                yield Found(found["path"], found["size"], found["last_modified"])
+
+    def delete(self, names: list[str]) -> None:
+        """Removes objects; one that is gone already is no error."""
+        for begin in range(0, len(names), _PER_DELETE):
+            some = names[begin : begin + _PER_DELETE]
+            try:
+                self._call("delete", some[0], partial(self._delete, some))
+            except NotFoundError:
+                # A storage that says so stops there.
+                for name in some:
+                    with contextlib.suppress(NotFoundError):
+                        self._call("delete", name, partial(self._delete, [name]))
+
+    def _delete(self, names: list[str]) -> None:
+        self._obstore.delete(self._store, names)
+
+    def _sync(self, name: str) -> None:
+        if self._folder is None:
+            return
+        path = self._folder / name
+        folders = [parent for parent in path.parents if parent.is_relative_to(self._folder)]
+        for part in [path, *folders]:
+            descriptor = os.open(part, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _call(self, kind: str, name: str, request: Callable[[], T]) -> T:
+        """Every request passes here. Errors: of ours, naming the object and the way out."""
+        what = f"{self.url}: {kind} {name}"
+        try:
+            return request()
+        except self._exceptions.AlreadyExistsError as error:
+            raise TakenError(f"{what}: there is one already") from error
+        except FileNotFoundError as error:
+            raise NotFoundError(f"{what}: {self._missing(error)}") from error
+        except (
+            self._exceptions.PermissionDeniedError,
+            self._exceptions.UnauthenticatedError,
+        ) as error:
+            raise IoError(
+                f"{what}: {_first_line(error)}: the credentials are missing, wrong, or may not do "
+                f"that; {_CREDENTIALS}"
+            ) from error
+        except self._exceptions.NotSupportedError as error:
+            raise UnsupportedError(
+                f"{what}: {_first_line(error)}; pushing needs a storage that can create an object "
+                f"only where there is none (If-None-Match)"
+            ) from error
+        except (self._exceptions.BaseError, OSError, ValueError) as error:
+            said = f"{error} {error.__cause__ or ''}".lower()
+            if any(word in said for word in _FULL):
+                raise FullError(
+                    f"{what}: no room is left there ({_first_line(error)}); make room, for example "
+                    f"with embedrock.objects.prune, and push again"
+                ) from error
+            if any(word in said for word in _NO_CREDENTIALS):
+                raise IoError(
+                    f"{what}: no credentials were found; {_CREDENTIALS} ({_first_line(error)})"
+                ) from error
+            raise IoError(f"{what}: {_first_line(error)}") from error
+
+    def _missing(self, error: BaseException) -> str:
+        if "bucket" in str(error).lower() or "container" in str(error).lower():
+            return f"the bucket is not there; make it first ({_first_line(error)})"
+        return "it is not there"
+
+
+_CREDENTIALS = (
+    "give them as options (access_key_id, secret_access_key, …) or in the environment "
+    "(AWS_ACCESS_KEY_ID, …)"
+)
+_NO_CREDENTIALS = ("169.254.169.254", "metadata.google", "imds", "credential")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:400] if lines else type(error).__name__
