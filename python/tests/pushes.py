@@ -47,7 +47,7 @@ def commit(store: embedrock.Store, step: int, **more: Any) -> None:
 
 def contents(store: embedrock.Store) -> dict[str, Any]:
     """All that a commit says of a store."""
-    tables = store.tables()
+    tables = store.tables
     return {
         "step": store.step,
         "meta": store.meta,

@@ -362,7 +362,7 @@ def test_damage_there_and_here_is_named_and_never_returned(
     whole = largest.read_bytes()
     for wrong in (whole[:-1], whole[:100] + bytes([whole[100] ^ 1]) + whole[101:], b""):
         largest.write_bytes(wrong)
-        with pytest.raises(CorruptError, match=rf"rows-\d, bytes .* {largest.name}.* is not what"):
+        with pytest.raises(CorruptError, match=rf"rows-\d, bytes .*{largest.name}.* is not what"):
             objects.pull(url, tmp_path / "t")
     largest.unlink()
     with pytest.raises(CorruptError, match=rf"{largest.name} is missing there"):

@@ -168,7 +168,6 @@ class _Push:
         self._unproven: set[str] = set()
         """Digests whose pieces a push has left that was cut off: in a folder they may be torn."""
         self._sent_bytes = self._sent_pieces = 0
-        self._local = threading.local()
 
     def run(self) -> dict[str, Any]:
         """Sends what is lacking, then the manifest."""
@@ -311,11 +310,8 @@ class _Push:
         except NotFoundError:
             return False
 
-    def _read(self, job: _Job) -> memoryview:
-        buffer: bytearray | None = getattr(self._local, "buffer", None)
-        if buffer is None or len(buffer) < job.length:
-            buffer = self._local.buffer = bytearray(job.length)
-        part = memoryview(buffer)[: job.length]
+    def _read(self, job: _Job) -> bytes:
+        """A piece, in memory of its own: a storage may keep what it was given."""
         try:
             descriptor = os.open(job.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as error:
@@ -324,21 +320,24 @@ class _Push:
         except OSError as error:
             raise IoError(f"{job.path}: {error.strerror}") from error
         try:
-            got = 0
-            while got < job.length:
-                more = os.preadv(descriptor, [part[got:]], job.offset + got)
-                if more == 0:
+            content = os.pread(descriptor, job.length, job.offset)
+            while len(content) < job.length:
+                end = job.offset + len(content)
+                more = os.pread(descriptor, job.length - len(content), end)
+                if not more:
                     self._held.expect()
                     raise CorruptError(
-                        f"{job.path} ends at byte {job.offset + got}, expected {job.length} bytes "
-                        f"at {job.offset}; restore it from a copy"
+                        f"{job.path} ends at byte {end}, expected {job.length} bytes at "
+                        f"{job.offset}; restore it from a copy"
                     )
-                got += more
+                content += more
         except OSError as error:
+            if isinstance(error, IoError):
+                raise
             raise IoError(f"{job.path}, at byte {job.offset}: {error.strerror}") from error
         finally:
             os.close(descriptor)
-        return part
+        return content
 
     def _is_same(self, newest: Manifest, files: list[PushedFile]) -> bool:
         """Whether the newest push has this very commit."""

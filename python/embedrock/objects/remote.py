@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
@@ -27,6 +28,33 @@ T = TypeVar("T")
 
 _APART = ("client_options", "retry_config", "credential_provider")
 """Options that are not of the storage but of how it is reached."""
+_CLIENT = frozenset(
+    [
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "default_content_type",
+        "default_headers",
+        "http1_only",
+        "http2_keep_alive_interval",
+        "http2_keep_alive_timeout",
+        "http2_keep_alive_while_idle",
+        "http2_only",
+        "pool_idle_timeout",
+        "pool_max_idle_per_host",
+        "proxy_url",
+        "proxy_ca_certificate",
+        "proxy_excludes",
+        "root_certificate",
+        "randomize_addresses",
+        "read_timeout",
+        "timeout",
+        "user_agent",
+    ]
+)
+"""Those of ``client_options``, which may be given beside it, too: on a command line."""
+_NO_BUCKET = ("nosuchbucket", "containernotfound", "bucket does not exist", "notfound: bucket")
+_WRONG_KEY = ("usernotfound", "invalidaccesskeyid", "signaturedoesnotmatch")
 _FULL = ("no space left", "os error 28", "quota", "storage full", "storagefull", "507 ")
 _PER_DELETE = 1000
 
@@ -85,7 +113,10 @@ class Remote:
                 f"file:///folder"
             )
         apart = {name: options[name] for name in _APART if name in options}
-        config = {name: value for name, value in options.items() if name not in _APART}
+        client = {name: value for name, value in options.items() if name in _CLIENT}
+        if client:
+            apart["client_options"] = {**client, **apart.get("client_options", {})}
+        config = {name: options[name] for name in {*options} - {*_APART} - _CLIENT}
         try:
             if scheme == "file":
                 if config or apart:
@@ -105,7 +136,10 @@ class Remote:
             return store.from_url(self.url, config=config or None, **apart)
         except EmbedrockError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            # What obstore does not expect of its settings is a panic, which is no Exception.
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             if "canonicalize" in str(error):
                 raise NotFoundError(f"{self.url}: there is no such folder") from error
             raise MisuseError(f"{self.url} cannot be opened: {_first_line(error)}") from error
@@ -191,22 +225,24 @@ class Remote:
         except self._exceptions.AlreadyExistsError as error:
             raise TakenError(f"{what}: there is one already") from error
         except FileNotFoundError as error:
+            # Some servers do not find who asks.
+            if any(word in str(error).lower() for word in _WRONG_KEY):
+                raise _refused(what, error) from error
             raise NotFoundError(f"{what}: {self._missing(error)}") from error
         except (
             self._exceptions.PermissionDeniedError,
             self._exceptions.UnauthenticatedError,
         ) as error:
-            raise IoError(
-                f"{what}: {_first_line(error)}: the credentials are missing, wrong, or may not do "
-                f"that; {_CREDENTIALS}"
-            ) from error
+            raise _refused(what, error) from error
         except self._exceptions.NotSupportedError as error:
             raise UnsupportedError(
                 f"{what}: {_first_line(error)}; pushing needs a storage that can create an object "
                 f"only where there is none (If-None-Match)"
             ) from error
         except (self._exceptions.BaseError, OSError, ValueError) as error:
-            said = f"{error} {error.__cause__ or ''}".lower()
+            said = str(error).lower()
+            if any(word in said for word in _NO_BUCKET):
+                raise NotFoundError(f"{what}: {self._missing(error)}") from error
             if any(word in said for word in _FULL):
                 raise FullError(
                     f"{what}: no room is left there ({_first_line(error)}); make room, for example "
@@ -219,9 +255,16 @@ class Remote:
             raise IoError(f"{what}: {_first_line(error)}") from error
 
     def _missing(self, error: BaseException) -> str:
-        if "bucket" in str(error).lower() or "container" in str(error).lower():
+        if any(word in str(error).lower() for word in _NO_BUCKET):
             return f"the bucket is not there; make it first ({_first_line(error)})"
         return "it is not there"
+
+
+def _refused(what: str, error: BaseException) -> IoError:
+    return IoError(
+        f"{what}: {_first_line(error)}: the credentials are missing, wrong, or may not do that; "
+        f"{_CREDENTIALS}"
+    )
 
 
 _CREDENTIALS = (
@@ -232,5 +275,8 @@ _NO_CREDENTIALS = ("169.254.169.254", "metadata.google", "imds", "credential")
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:400] if lines else type(error).__name__
+    """What an error says, without what only its makers read."""
+    said = str(error).partition("Debug source:")[0].partition("<?xml")
+    told = re.search(r"<Message>(.*?)</Message>", said[2])
+    words = " ".join(f"{said[0]} {told[1] if told is not None else ''}".split())
+    return words[:400] or type(error).__name__
