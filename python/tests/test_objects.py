@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -68,9 +70,8 @@ def test_a_store_in_use_comes_back_as_it_was_committed_and_goes_on_like_it(
         last = contents(store)
     assert [(p["number"], p["step"]) for p in objects.list(url)] == [(1, 5), (2, 6)]
     pulled = objects.pull(url, tmp_path / "five", step=5)
-    assert pulled["received_bytes"] == pulled["bytes"] and pulled["rows"] == sum(
-        then["rows"].values()
-    )
+    assert pulled["received_bytes"] == pulled["bytes"]
+    assert pulled["rows"] >= sum(then["rows"].values())  # of an lsm also what lies below newer ones
     objects.pull(url, tmp_path / "six")
     assert contents_at(tmp_path / "five") == then and contents_at(tmp_path / "six") == last
     for name in ("five", "six", "s"):
@@ -152,15 +153,25 @@ def test_a_writer_that_never_rests_is_pushed_ten_times(tmp_path: Path, url: str)
 
         writer = threading.Thread(target=write)
         writer.start()
-        try:
-            while 3 not in committed:
+
+        def wait_for(step: int, *_: int) -> None:
+            while max(committed, default=0) < step:
                 assert writer.is_alive()
-            pushed = [objects.push(path, url, in_flight=2) for _ in range(10)]
-            assert len({done["step"] for done in pushed}) > 3
+                time.sleep(0.001)
+
+        try:
+            pushed: list[dict[str, Any]] = []
+            while len(pushed) < 10:
+                wait_for(pushed[-1]["step"] + 1 if pushed else 3)
+                begun = max(committed)
+                # The writer goes on while the first pieces are sent and the others are to be read.
+                told = functools.partial(wait_for, begun + 1)
+                pushed.append(objects.push(path, url, in_flight=1, progress=told))
         finally:
             stop.set()
             writer.join()
-        assert store.stats()["cleaning"]["rows_moved"] > 0
+        assert len({done["step"] for done in pushed}) == 10
+        assert store.stats()["rows_moved"] > 0
     for done in pushed:
         place = tmp_path / f"p{done['number']}"
         objects.pull(url, place, number=done["number"])
@@ -194,14 +205,10 @@ from embedrock.objects.remote import Remote
 path, url, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
 count, before = [0], Remote._call
 def call(self, kind, name, request):
-    # Killed before a request, or after it was done.
     count[0] += 1
-    if count[0] * 2 - 1 == last:
+    if count[0] == last:
         os.kill(os.getpid(), signal.SIGKILL)
-    result = before(self, kind, name, request)
-    if count[0] * 2 == last:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return result
+    return before(self, kind, name, request)
 Remote._call = call
 objects.push(path, url, in_flight=1)
 print(count[0])
@@ -233,7 +240,7 @@ def test_a_push_that_is_killed_at_any_request_leaves_the_last_one(
         pushes = objects.list(url)
         is_made = len(pushes) == 2
         place = tmp_path / f"p{last}"
-        if is_made or last % 5 == 0:
+        if is_made or last % 4 == 0:
             objects.pull(url, place)
             assert contents_at(place) == (second if is_made else first)
         else:

@@ -11,6 +11,7 @@ use crate::config::{CommitInfo, Memory, StoreOptions};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{DirectoryMedium, IoChoice, Medium, OpenMode};
 use crate::store::commit::from_pin::begin_with_pin;
+use crate::store::engine::Table;
 use crate::store::files::class_file::{PARTITION_PREFIX, class_file_name};
 use crate::store::files::head::Head;
 use crate::store::files::pins;
@@ -60,7 +61,8 @@ impl CommitFiles {
         // No verb runs, so no cache is planned and the budget does not matter.
         let store = open_commit(path, step, pin, Memory::Bytes(0), cold_directory)?;
         let engine = store.inner.engine.read();
-        if let Some(table) = engine.tables.iter().find(|table| table.region.is_some()) {
+        let is_direct = |table: &&Table| table.record.spec.storage.is_direct();
+        if let Some(table) = engine.tables.iter().find(is_direct) {
             bail!(
                 Unsupported,
                 "table '{}' has storage \"pmem\", whose rows are newer than any commit: no commit \
