@@ -89,6 +89,8 @@ class Remote:
         self._obstore: Any = obstore
         self._exceptions: Any = exceptions
         self._folder: Path | None = None
+        self._unsynced: set[Path] = set()
+        """Folders with names that may not be on the disk yet."""
         if options is not None and not isinstance(options, Mapping):
             raise MisuseError(f"options is {shown(options)}, expected a dict of settings by name")
         if isinstance(url, (str, os.PathLike)):
@@ -150,14 +152,30 @@ class Remote:
         return self._folder is not None
 
     def put(self, name: str, content: bytes | memoryview) -> None:
-        """Writes an object, durably. Errors: as all requests, ``FullError``."""
-        self._call("put", name, lambda: self._put(name, content, "overwrite"))
-        self._sync(name)
+        """Writes an object. It is durable with the next :meth:`create`.
+
+        Errors: as all requests, ``FullError``.
+        """
+
+        def request() -> None:
+            self._put(name, content, "overwrite")
+            self._sync(name)
+
+        self._call("put", name, request)
 
     def create(self, name: str, content: bytes) -> None:
-        """As :meth:`put`, where there is none of this name. Errors: ``TakenError``."""
-        self._call("create", name, lambda: self._put(name, content, "create"))
-        self._sync(name)
+        """As :meth:`put`, where there is none of this name; durable, as all before it.
+
+        Errors: ``TakenError``.
+        """
+
+        def request() -> None:
+            self._sync_folders()
+            self._put(name, content, "create")
+            self._sync(name)
+            self._sync_folders()
+
+        self._call("create", name, request)
 
     def _put(self, name: str, content: bytes | memoryview, mode: str) -> None:
         self._obstore.put(self._store, name, content, mode=mode, use_multipart=False)
@@ -206,16 +224,18 @@ class Remote:
         self._obstore.delete(self._store, names)
 
     def _sync(self, name: str) -> None:
+        """Makes a file in a folder durable, but for its name. Object storage does so by itself."""
         if self._folder is None:
             return
         path = self._folder / name
-        folders = [parent for parent in path.parents if parent.is_relative_to(self._folder)]
-        for part in [path, *folders]:
-            descriptor = os.open(part, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        _sync(path)
+        # A set of many threads; adding to it is one step.
+        self._unsynced.update(p for p in path.parents if p.is_relative_to(self._folder))
+
+    def _sync_folders(self) -> None:
+        folders, self._unsynced = self._unsynced, set()
+        for folder in folders:
+            _sync(folder)
 
     def _call(self, kind: str, name: str, request: Callable[[], T]) -> T:
         """Every request passes here. Errors: of ours, naming the object and the way out."""
@@ -272,6 +292,14 @@ _CREDENTIALS = (
     "(AWS_ACCESS_KEY_ID, …)"
 )
 _NO_CREDENTIALS = ("169.254.169.254", "metadata.google", "imds", "credential")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _first_line(error: BaseException) -> str:
