@@ -149,7 +149,7 @@ class Manifest:
             raise CorruptError(f"{name}: its files cannot be read: {error}; {_WAY_OUT}") from error
 
 
-_WAY_OUT = "take another push (step=, or number=)"
+_WAY_OUT = "pull another push (step=, or number=), and push to another URL"
 
 
 def summary_of(line: bytes, name: str) -> Summary:

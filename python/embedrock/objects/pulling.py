@@ -323,4 +323,4 @@ class _Pull:
         raise CorruptError(f"{where}: {piece.name} is not what was pushed; {_OTHER}")
 
 
-_OTHER = "pull another push (step=, or number=), and push anew to another URL"
+_OTHER = "pull another push (step=, or number=), and push to another URL"

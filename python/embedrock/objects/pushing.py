@@ -302,11 +302,14 @@ class _Push:
         return Piece(job.offset, job.length, digest, push)
 
     def _is_whole(self, name: str, digest: str) -> bool:
-        """Whether a piece is what its name says. Object storage has no torn ones."""
+        """Whether a piece is what its name says, and durable. Object storage has no others."""
         if not self._remote.is_folder:
             return True
         try:
-            return digest_of(bytes(self._remote.get(name))) == digest
+            if digest_of(self._remote.get(name)) != digest:
+                return False
+            self._remote.sync(name)
+            return True
         except NotFoundError:
             return False
 

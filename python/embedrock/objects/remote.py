@@ -159,7 +159,7 @@ class Remote:
 
         def request() -> None:
             self._put(name, content, "overwrite")
-            self._sync(name)
+            self.sync(name)
 
         self._call("put", name, request)
 
@@ -172,7 +172,7 @@ class Remote:
         def request() -> None:
             self._sync_folders()
             self._put(name, content, "create")
-            self._sync(name)
+            self.sync(name)
             self._sync_folders()
 
         self._call("create", name, request)
@@ -223,8 +223,8 @@ class Remote:
     def _delete(self, names: list[str]) -> None:
         self._obstore.delete(self._store, names)
 
-    def _sync(self, name: str) -> None:
-        """Makes a file in a folder durable, but for its name. Object storage does so by itself."""
+    def sync(self, name: str) -> None:
+        """Makes an object in a folder durable, but for its name. Object storage does by itself."""
         if self._folder is None:
             return
         path = self._folder / name
