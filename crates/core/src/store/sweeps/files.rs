@@ -66,7 +66,7 @@ impl CommitFiles {
             bail!(
                 Unsupported,
                 "table '{}' has storage \"pmem\", whose rows are newer than any commit: no commit \
-                 of {} has files of its own; copy the store with storage=\"log\", and take the copy",
+                 of {} has files of its own; copy it with storage=\"log\", and push the copy",
                 table.record.spec.name,
                 store.path().display()
             );
