@@ -559,7 +559,7 @@ def test_the_command_line_pushes_lists_pulls_and_prunes(
     done = json.loads(capsys.readouterr().out)
     assert done["is_new"] is False and done["pruned"]["kept"] == 1
     assert cli.main(["pull", url, "--list"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["1", "1"]
+    assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["1", "1"]
     assert cli.main(["pull", url, str(tmp_path / "t"), "--number", "1"]) == 0
     assert "rows verified" in capsys.readouterr().out
     assert contents_at(tmp_path / "t") == then
