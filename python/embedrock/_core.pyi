@@ -466,13 +466,13 @@ def placement_memory(
 class CommitFiles:
     """One commit of a store, held while its files are read."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         path: _Path,
         step: int | None = None,
         pin: str | None = None,
         cold_directory: _Path | None = None,
-    ) -> None: ...
+    ) -> CommitFiles: ...
     def commit(self, /) -> dict[str, Any]:
         """The commit."""
 
