@@ -463,6 +463,7 @@ def placement_memory(
 ) -> int:
     """The most bytes that `place_rows` and `place_replicas` allocate."""
 
+@final
 class CommitFiles:
     """One commit of a store, held while its files are read."""
 
@@ -472,7 +473,9 @@ class CommitFiles:
         step: int | None = None,
         pin: str | None = None,
         cold_directory: _Path | None = None,
-    ) -> CommitFiles: ...
+    ) -> CommitFiles:
+        """Holds the last commit, or that of a step or a pin."""
+
     def commit(self, /) -> dict[str, Any]:
         """The commit."""
 
