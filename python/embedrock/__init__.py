@@ -46,7 +46,7 @@ from embedrock.store import (
 from embedrock.table import Table
 
 if TYPE_CHECKING:
-    from embedrock import follow, nn, optim, trace, weights
+    from embedrock import follow, nn, objects, optim, trace, weights
     from embedrock.checkpoint import resume, save
     from embedrock.kge.partitions.edges import PartitionedEdges
     from embedrock.kge.partitions.negatives import SharedNegatives
@@ -84,6 +84,7 @@ __all__ = [
     "initializers",
     "kge",
     "nn",
+    "objects",
     "open",
     "optim",
     "optimizers",
@@ -105,6 +106,7 @@ _LAZY = {
     "freeze": "embedrock.placement.freezing",
     "kge": "embedrock.kge",
     "nn": "embedrock.nn",
+    "objects": "embedrock.objects",
     "optim": "embedrock.optim",
     "placement": "embedrock.placement",
     "resume": "embedrock.checkpoint",

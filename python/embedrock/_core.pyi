@@ -493,6 +493,46 @@ def placement_memory(
 ) -> int:
     """The most bytes that `place_rows` and `place_replicas` allocate."""
 
+@final
+class CommitFiles:
+    """One commit of a store, held while its files are read."""
+
+    def __new__(
+        cls,
+        path: _Path,
+        step: int | None = None,
+        pin: str | None = None,
+        cold_directory: _Path | None = None,
+    ) -> CommitFiles:
+        """Holds the last commit, or that of a step or a pin."""
+
+    def commit(self, /) -> dict[str, Any]:
+        """The commit."""
+
+    def uuid(self, /) -> str:
+        """What tells the store from all others, 32 digits."""
+
+    def rows_bytes(self, /) -> int:
+        """Bytes of all files of rows of the store."""
+
+    def list(
+        self, /, block_bytes: int
+    ) -> list[tuple[str, str, int, list[tuple[int, int]], list[tuple[int, int]]]]:
+        """Of each file its name, where it is, its length, the ranges that the commit needs, and
+        those that must have room."""
+
+    def head(self, /) -> bytes:
+        """What the file `head` of a store says that has this commit alone."""
+
+    def expect(self, /) -> None:
+        """Raises `CommitGoneError` where the commit was dropped meanwhile."""
+
+    def close(self, /) -> None:
+        """Lets go of the commit."""
+
+def finish_pull(path: _Path, sequence: int, progress: _Progress | None = None) -> dict[str, Any]:
+    """Verifies what was pulled to a directory, and makes it a store."""
+
 def check(path: _Path, progress: _Progress | None = None) -> dict[str, Any]:
     """Reads and verifies every page of the store at `path`."""
 

@@ -39,6 +39,7 @@ NEEDS = {
     "graph_from_files": "torch_geometric",
     "hf_trainer": "transformers",
     "lightning_trainer": "pytorch_lightning",
+    "object_storage": "obstore",
     "rows_in_parquet": "pyarrow",
     "torchrec_model": "torchrec",
     "train_on_a_graph": "torch_geometric",
@@ -98,6 +99,9 @@ SAYS = {
     "move_or_copy": (
         r"copied step 1 with 10000 rows\ncopied\.store is at step 1 and equal\n"
         r"moved\.store is at step 2 and different\n"
+    ),
+    "object_storage": (
+        r"sent little for step 2\npushed steps \[1, 2\]\nrestored step 1 is equal\npruned 1\n"
     ),
     "pack_graph_features": (
         r"12000 nodes, 4 batches of 2[34]\d\d rows\n"

@@ -68,4 +68,5 @@ pub use store::{
     FreezeOptions, FreezeReport, Frozen, PendingCommit, PlannedPages, RowReads, RowViews, Scan,
     Since, Stats, Store, WindowStats, check, check_place, copy, copy_with, freeze, freeze_again,
 };
+pub use store::{CommitFile, CommitFiles, finish_pull};
 pub use store::{ResizeReport, ResizeTo, resize};

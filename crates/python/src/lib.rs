@@ -15,6 +15,7 @@ mod freeze;
 mod hashing;
 mod lent;
 mod maintenance;
+mod objects;
 mod permits;
 mod placement;
 mod scan;
@@ -37,6 +38,8 @@ mod _core {
     use crate::hashing::{buckets_of, hash_pieces, hash_texts};
     #[pymodule_export]
     use crate::maintenance::{check, check_place, copy, resize};
+    #[pymodule_export]
+    use crate::objects::{CommitFiles, finish_pull};
     #[pymodule_export]
     use crate::permits::Permits;
     #[pymodule_export]

@@ -364,6 +364,13 @@ pub trait StoragePins {
         Parts::default()
     }
 
+    /// Where the file of pages has rows of the commit that was opened: rising ranges of offsets and
+    /// lengths, in whole blocks of `block_bytes`, a multiple of a page. Nothing has changed since.
+    fn blocks(&self, block_bytes: u64) -> Vec<(u64, u64)> {
+        let _ = block_bytes;
+        Vec::new()
+    }
+
     /// Keeps these parts for the pinned commit of this number, which is kept at this moment or was
     /// pinned when the storage was opened. `Corrupt` where the files do not have them.
     fn pin(&mut self, pin: u64, parts: &Parts) -> Result<()> {

@@ -31,6 +31,7 @@ pub use stats::{ClassStats, CommitStats, DeviceStats, RowReads, Stats, UpkeepSta
 pub use sweeps::changes::{ChangedRows, Changes, Since};
 pub use sweeps::check::{CheckReport, Problem, check};
 pub use sweeps::copy::{CopyOptions, CopyReport, copy, copy_with};
+pub use sweeps::files::{CommitFile, CommitFiles, finish_pull};
 pub use sweeps::freeze::{
     CANDIDATES_MAX, FreezeError, FreezeOptions, FreezeReport, Frozen, PlannedPages, freeze,
     freeze_again,

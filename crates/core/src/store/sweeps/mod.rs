@@ -8,6 +8,7 @@ use crate::storage::{Sweep, TakeRows};
 pub(in crate::store) mod changes;
 pub(in crate::store) mod check;
 pub(in crate::store) mod copy;
+pub(in crate::store) mod files;
 pub(in crate::store) mod freeze;
 mod rate;
 pub(in crate::store) mod resize;

@@ -12,6 +12,7 @@ mod commit;
 mod damage;
 mod descriptors;
 mod failed_writes;
+mod files;
 mod freeze;
 mod full;
 mod harm;
