@@ -97,13 +97,15 @@ fn changes_are_the_difference_of_two_commits_whatever_happened_between_them() {
         let (mut found, mut pinned, mut returned, mut reopened, mut moved) = (0, 0, 0, 0, 0);
         for seed in 0..4 {
             let (medium, mut random) = (SimMedium::new(seed), Random(seed));
-            let bytes = [tight(), 2 << 20][seed as usize % 2];
+            let bytes = [1 << 20, 2 << 20][seed as usize % 2];
             let mut store = fixture.open(&medium, options(bytes));
             let (mut model, mut points) = (Model::default(), Points::new());
             let mut pins: BTreeSet<u64> = BTreeSet::new();
             for step in 1..45u64 {
                 let what = format!("seed {seed} step {step}");
-                for _ in 0..5 + random.below(20) {
+                // So many that cleaning begins, every other time.
+                let verbs = if seed % 2 == 0 { 40 } else { 5 };
+                for _ in 0..verbs + random.below(20) {
                     fixture.step(&store, &mut model, &mut random);
                 }
                 let meta = "m".repeat(LONG * (random.below(4) == 0) as usize);
@@ -150,7 +152,8 @@ fn changes_are_the_difference_of_two_commits_whatever_happened_between_them() {
                     _ => {}
                 }
                 if step % 3 == 0 {
-                    let reader = Store::open_on(Arc::new(medium.clone()), reading(bytes)).unwrap();
+                    let reading = reading(bytes + (256 << 10));
+                    let reader = Store::open_on(Arc::new(medium.clone()), reading).unwrap();
                     let last = reader.last_commit().unwrap().step;
                     if !points.contains_key(&last) {
                         // What the store went back from is there until the first change.
@@ -213,8 +216,8 @@ fn few_changes_of_many_rows_read_few_pages() {
         assert_eq!(found.deleted, keys(&gone));
         given(&reader, &Since::Nothing, 1000, 1000).unwrap();
         let all = reader.stats().unwrap().bytes_read - read;
-        // What was merged since has been written since.
-        let most = if KIND.get() == StorageKind::Log { all / 10 } else { all };
+        // What was merged since has been written since, and deleted keys are looked up.
+        let most = if KIND.get() == StorageKind::Log { all / 10 } else { all + all / 8 };
         assert!(read <= most, "{read} bytes of {all}");
     });
 }
