@@ -27,6 +27,7 @@ __all__ = [
     "count_pages",
     "distinct",
     "freeze",
+    "gather",
     "hash_pieces",
     "hash_texts",
     "number_rows",
@@ -480,6 +481,17 @@ def copy(
     progress: _Progress | None = None,
 ) -> dict[str, Any]:
     """Copies a commit to a new store at `destination`."""
+
+def gather(
+    parts: list[tuple[_Path, str, int]],
+    destination: _Path,
+    memory: str,
+    step: int,
+    meta: str,
+    state: list[tuple[str, bytes]],
+    progress: _Progress | None = None,
+) -> dict[str, Any]:
+    """Makes a store of the rows of some buckets of other stores, all at one step."""
 
 def resize(
     path: _Path,

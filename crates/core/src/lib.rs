@@ -68,4 +68,5 @@ pub use store::{
     Frozen, PendingCommit, PlannedPages, RowReads, RowViews, Scan, Stats, Store, WindowStats,
     check, check_place, copy, copy_with, freeze, freeze_again,
 };
+pub use store::{GatherOptions, Part, gather};
 pub use store::{ResizeReport, ResizeTo, resize};

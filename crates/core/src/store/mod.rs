@@ -34,6 +34,7 @@ pub use sweeps::freeze::{
     CANDIDATES_MAX, FreezeError, FreezeOptions, FreezeReport, Frozen, PlannedPages, freeze,
     freeze_again,
 };
+pub use sweeps::gather::{GatherOptions, Part, gather};
 pub use sweeps::resize::{ResizeReport, ResizeTo, resize};
 pub use sweeps::scan::Scan;
 pub use verbs::views::RowViews;

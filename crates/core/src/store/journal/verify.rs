@@ -58,7 +58,7 @@ impl TableRecord {
         classes: &[ClassRecord],
         file_bytes: u64,
     ) -> Result<()> {
-        let Self { id, class, spec, partitions, born } = self;
+        let Self { id, class, spec, partitions, packed, born } = self;
         if usize::from(*id) != tables.len() {
             bail!(Corrupt, "table {id} is recorded as number {}", tables.len());
         }
@@ -94,12 +94,18 @@ impl TableRecord {
                 spec.num_embeddings
             );
         }
+        if *packed && (spec.storage != StorageKind::Log || self.dense_ids().is_none()) {
+            bail!(
+                Corrupt,
+                "{what}: its index is packed, and it is no table of a log that is stored by id"
+            );
+        }
         // An index is allocated before its pieces are read, and all of them are in this file.
         let pieces = match (self.dense_ids(), partitions) {
             (Some(rows), _) => match spec.storage {
-                StorageKind::Log => rows.saturating_mul(4),
-                // A bit for each id, and the words of those that have a row in the top.
-                StorageKind::Lsm | StorageKind::Pages => rows / 8,
+                StorageKind::Log if !packed => rows.saturating_mul(4),
+                // A bit for each id, and the words of those that have a row, in an lsm in the top.
+                StorageKind::Log | StorageKind::Lsm | StorageKind::Pages => rows / 8,
                 StorageKind::Pmem => 0,
             },
             _ if spec.storage.is_direct() => 0,

@@ -20,6 +20,7 @@ mod hot;
 mod meddled;
 mod merge_room;
 mod merges;
+mod packed;
 mod pins;
 mod plain;
 mod pmem;
