@@ -254,6 +254,9 @@ class Store:
     def id(self, /) -> str:
         """What tells this store from all others."""
 
+    def seed(self, /) -> int:
+        """The seed of initial rows."""
+
     def check_may_go_back(self, /, sequence: int) -> None:
         """Raises where a reader holds a commit later than that of this number, or one is
         pinned."""

@@ -389,6 +389,11 @@ impl Store {
         self.inner.superblock.uuid
     }
 
+    /// The seed of initial rows.
+    pub fn seed(&self) -> u64 {
+        self.inner.superblock.seed
+    }
+
     /// True while the commit at hand cannot be dropped by a writer. False for a reader that may not
     /// write its hold, or has lost it: once a writer drops the commit, what is not in memory is
     /// `CommitGone`.
