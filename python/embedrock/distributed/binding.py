@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,10 +74,10 @@ class Run:
 
 
 def runs_of(world: int) -> list[Run]:
-    """The runs of so many ranks, in their order; the first ``1024 % world`` have one bucket more."""
+    """The runs of so many ranks, in order; the first ``1024 % world`` have one bucket more."""
     each, more = divmod(BUCKETS, world)
     firsts = [rank * each + min(rank, more) for rank in range(world + 1)]
-    return [Run(first, behind - 1) for first, behind in zip(firsts, firsts[1:], strict=False)]
+    return [Run(first, behind - 1) for first, behind in pairwise(firsts)]
 
 
 def owners_of(runs: Sequence[Run]) -> npt.NDArray[np.uint16]:

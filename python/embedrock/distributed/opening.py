@@ -1,4 +1,4 @@
-"""``embedrock.distributed.open``: every rank's store, all at the newest commit that all of them have.
+"""``embedrock.distributed.open``: every rank's store, all at the newest commit that all have.
 
 What always holds: ranks decide from what all have told, so all of them open, or all raise the same.
 Nothing is made before it is known that no rank's store is lost.
@@ -23,11 +23,11 @@ from embedrock.distributed.binding import (
     Run,
     binding_of,
     folders_of,
-    owners_of,
     runs_of,
     table_digests,
     wrong_with,
 )
+from embedrock.distributed.commits import Bound, drop_later
 from embedrock.distributed.exchange import Exchange, Verb, group_of
 from embedrock.distributed.shard import Shard
 from embedrock.distributed.together import tell
@@ -101,8 +101,8 @@ def open(
     opening = _Opening(exchange, folder, memory, options)
     try:
         with exchange:
-            run_of = opening.find(name, asked, create)
-        return Shard(opening.store, group, binding=run_of, **(shard or {}))
+            bound = opening.find(name, asked, create)
+        return Shard(opening.store, group, binding=bound, **(shard or {}))
     except BaseException:
         opening.close()
         raise
@@ -132,8 +132,8 @@ class _Opening:
         if self._opened is not None:
             self._opened.close()
 
-    def find(self, name: str | None, step: int | None, create: bool) -> tuple[Binding, Any]:
-        """Opens the store. Returns its binding, and the owners (1024,) of all buckets."""
+    def find(self, name: str | None, step: int | None, create: bool) -> Bound:
+        """Opens the store, and binds it."""
         wanted, present = self._look()
         mine = wanted[self._exchange.rank]
         there = mine in present
@@ -154,7 +154,7 @@ class _Opening:
             bound = self._go_on([one["steps"] for one in kept], step)
         else:
             bound = self._begin(name, mine, kept, create, step)
-        return bound, owners_of(wanted)
+        return Bound(wanted, bound)
 
     def _look(self) -> tuple[list[Run], set[Run]]:
         """The buckets of each rank by the folders that there are, and those that have a store."""
@@ -283,9 +283,7 @@ class _Opening:
         def make() -> int:
             if self._opened is None:
                 self._folder.mkdir(exist_ok=True)
-                self._opened = open_store(
-                    self._folder / mine.folder, self._memory, **self._options
-                )
+                self._opened = open_store(self._folder / mine.folder, self._memory, **self._options)
             if self._opened.step is None:
                 self._opened.commit(0, None, {NAME: bound.encoded(0)})
             return self._opened._core.seed()
@@ -300,7 +298,7 @@ class _Opening:
         bound = binding_of(self.store.state(), self.store.path)
         self._same_tables(self._together(lambda: table_digests(self.store)))
         if any(behind):
-            self._together(lambda: self._drop_later() if behind[self._exchange.rank] else None)
+            self._together(lambda: drop_later(self.store) if behind[self._exchange.rank] else None)
         return bound
 
     def _common(self, kept: Sequence[list[int]], step: int | None) -> int:
@@ -326,21 +324,12 @@ class _Opening:
         self.store.go_back(step)
         return True
 
-    def _drop_later(self) -> None:
-        """Makes the commit once more, which drops those behind it: another one of their step would
-        be taken for theirs."""
-        store = self.store
-        assert store.step is not None, "it is at a commit"
-        store.commit(store.step, store.meta, store.state())
-
     def _same_tables(self, digests: Sequence[dict[str, str]]) -> None:
         for rank, other in enumerate(digests):
             if other == digests[0]:
                 continue
             differing = sorted(
-                name
-                for name in {*digests[0], *other}
-                if digests[0].get(name) != other.get(name)
+                name for name in {*digests[0], *other} if digests[0].get(name) != other.get(name)
             )
             what = [
                 f"table {name!r}"

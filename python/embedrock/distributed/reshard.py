@@ -261,4 +261,3 @@ def _finish(target: Path) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
-

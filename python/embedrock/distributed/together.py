@@ -33,5 +33,6 @@ def tell(
     except RuntimeError as error:
         raise exchange._lost(verb, error) from error
     return [
-        json.loads(bytes(one.numpy()[:length])) for one, length in zip(found, met.notes, strict=True)
+        json.loads(bytes(one.numpy()[:length]))
+        for one, length in zip(found, met.notes, strict=True)
     ]
