@@ -496,6 +496,7 @@ class Store(Pins):
 
     _elsewhere: str | None = None
     """It is here; a store of a server says how its user gets what needs one that is here."""
+    _collective = _each_occurrence = False
 
     _commits_together = False
     """Its commits are its own; those of ranks are made by all of them."""
