@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,9 @@ from embedrock.errors import (  # noqa: E402
     MismatchError,
     MisuseError,
     NotFoundError,
-    RankError,
     UnsupportedError,
 )
-from ranks import run_ranks  # noqa: E402
+from ranks import run  # noqa: E402
 
 IDS = 3000
 MEMORY = "2MiB"
@@ -299,7 +298,7 @@ def refuse_other_numbers(rank: int, world: int, folder: Path) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks have left, in one start of both."""
     made = tmp_path_factory.mktemp("ranks")
-    run_ranks(lives_of_two, 2, made)
+    run(2, lives_of_two, made)
     return made
 
 
@@ -330,8 +329,8 @@ def test_stores_are_divided_anew_with_every_bit_and_trained_on(
     assert f"run {done['run']} at step 3 for 1 ranks" in said, said
     assert all_rows(again) == before
     for world in (3, 1):
-        run_ranks(go_on, world, folder)
-    run_ranks(go_on, 2, folder)
+        run(world, go_on, folder)
+    run(2, go_on, folder)
     trained = all_rows(folder / "divide")
     assert trained != before
     for name in ("dense", "grow"):
@@ -347,7 +346,7 @@ def test_stores_are_divided_anew_with_every_bit_and_trained_on(
 
 
 def test_other_numbers_of_ranks_are_told_of_reshard(folder: Path) -> None:
-    run_ranks(refuse_other_numbers, 3, folder)
+    run(3, refuse_other_numbers, folder)
 
 
 def test_what_is_no_whole_run_is_not_divided(folder: Path, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-import embedrock  # noqa: E402
-from rankruns import STEPS_PER_SAVE, Chain, Rank, manifests  # noqa: E402
+import embedrock
+from rankruns import STEPS_PER_SAVE, Chain, Rank, manifests
 
 DELAY_S_MAX = 0.12
 """Of a life after what was heard of it: some saves."""

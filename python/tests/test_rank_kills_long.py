@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from test_rank_kills import killed_at_random  # noqa: E402
+from test_rank_kills import killed_at_random
 
 
 def test_thirty_kills_at_random_moments_leave_a_common_step_each_time(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Makes the stores, and says which."""
-    from embedrock.distributed.reshard import reshard
+    from embedrock.distributed.resharding import reshard
     from embedrock.report import progress
 
     with progress.Task(progress.for_terminal(), "copying") as task:

@@ -36,6 +36,7 @@ from embedrock._verbs import Floats, NonFinite
 from embedrock.distributed.ahead import ShardWindow
 from embedrock.distributed.batches import ShardBatches
 from embedrock.distributed.changes import Changes
+from embedrock.distributed.commits import RankCommits
 from embedrock.distributed.exchange import Exchange, Verb, group_of
 from embedrock.distributed.making import make_table
 from embedrock.distributed.payload import Payload, gather, pieces_of, split_by
@@ -71,7 +72,7 @@ class Binding(Protocol):
         """(1024,) the rank of each bucket."""
 
 
-class Shard:
+class Shard(RankCommits):
     """The stores of all ranks as one: pass it as ``store=`` of modules, and train as with one.
 
     Every rank of ``torch.distributed`` (``torchrun``) opens a store of its own and makes a shard of
@@ -140,6 +141,7 @@ class Shard:
         self.group = self.exchange.group
         """A gloo group of the ranks, which the shard alone uses."""
         self.rank, self.world = self.exchange.rank, self.exchange.world
+        self._bind(binding)
         self.owners = _owners_of(binding, self.world)
         """(1024,) the rank of each bucket."""
         self._payload = Payload(self.exchange, getattr(torch, wire))

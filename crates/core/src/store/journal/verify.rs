@@ -233,6 +233,7 @@ mod tests {
     fn a_table_that_the_catalog_cannot_have_is_corrupt() {
         table("", "", 0).unwrap();
         table("true", "false", 4000).unwrap();
+        table("null,\"born\":true", "null,\"packed\":true,\"born\":false", 125).unwrap();
         for (from, to, file_bytes) in [
             ("\"id\":0", "\"id\":1", 0),
             ("\"class\":0", "\"class\":1", 0),
@@ -244,6 +245,8 @@ mod tests {
             ("\"name\":\"t\"", "\"name\":\"\"", 0),
             ("true", "false", 3999),
             ("\"dtype\"", "\"storage\":\"lsm\",\"dtype\"", 4000),
+            ("null,\"born\":true", "null,\"packed\":true,\"born\":false", 124),
+            ("\"num_embeddings\":1000", "\"num_embeddings\":null,\"packed\":true", 0),
         ] {
             let error = table(from, to, file_bytes).expect_err(to);
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{to}: {error}");
