@@ -580,8 +580,9 @@ fn a_table_that_came_to_nothing_leaves_nothing() {
         life.spill();
         let before = life.storage.stats();
         for rows in [None, Some(1000)] {
-            let (id, name) = (life.tables.len() as u16, "passing".to_owned());
-            let table = TableOfLife { id, name, rows, keys: 0, partitions: None };
+            let (id, packed) = (life.tables.len() as u16, life.subject.packed);
+            let name = "passing".to_owned();
+            let table = TableOfLife { id, name, rows, keys: 0, packed, partitions: None };
             life.storage.create_table(&table.facts(true)).unwrap();
             assert_eq!(life.storage.rows_stored(id), 0);
             assert_eq!(life.storage.contains(id, 5), Some(false));

@@ -102,7 +102,7 @@ fn more_rows_than_expected_take_from_the_cache_and_then_name_the_budget_that_wor
         let keys: Vec<u64> = (0..200).map(|_| random.below(400_000)).collect();
         match store.put(&[put_of(table, &keys, &vec![1.0; keys.len() * DIM])]) {
             Err(error) => break error,
-            Ok(()) => rows = store.len(table).unwrap(),
+            Ok(_) => rows = store.len(table).unwrap(),
         }
         let engine = store.inner.engine.read();
         let (used, most) = (engine.memory().total(), engine.budget_bytes);

@@ -373,7 +373,7 @@ fn the_sum_over_candidates_tells_of_every_other_copy_and_of_no_order() {
 
     // Several candidates of one key, as keys with equal tags are.
     let sum = |slots: &[u32]| {
-        let mut index = TableIndex::empty(&facts_of(GROWING, None), top.log.form).unwrap();
+        let mut index = TableIndex::empty(&facts_of(GROWING, None)).unwrap();
         let TableIndex::Sparse(hashes, salt) = &mut index else { panic!("it grows") };
         slots.iter().for_each(|slot| hashes.insert(mix(3, *salt), *slot));
         index.candidate_sum(3)
