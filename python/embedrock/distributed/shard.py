@@ -16,7 +16,8 @@ holds:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -329,6 +330,16 @@ class Shard:
     def _absent_part(self, table: ShardTable, factors: dict[str, Any]) -> ShardPart:
         """A table's part of a step of a rank that has no gradient of it."""
         return ShardPart(table, None, np.empty((0, table.embedding_dim), np.float32), factors)
+
+    @contextmanager
+    def _refusing(self, verb: str, *tables: ShardTable) -> Iterator[None]:
+        """What goes wrong before a call begins is told to the ranks that wait within it."""
+        try:
+            yield
+        except Exception as error:
+            with self.exchange as exchange:
+                exchange.meet(Verb(verb, tuple(table.name for table in tables)), failed=error)
+            raise
 
     def _keys_of(self, batches: Sequence[Any]) -> list[tuple[ShardTable, Keys]]:
         """The tables and keys of batches, which must be of this shard and lie in range."""
