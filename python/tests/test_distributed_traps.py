@@ -181,7 +181,7 @@ def trap_4_every_rank_counts_every_update_of_a_table_and_no_other(
         assert updates_of(shard) == {"one": 4, "other": 1}
         steps = [state["step"] for state in optimizer.state.values()]
         assert steps == [4, 1]
-        # Adam's steps with a gradient of one size are of the learning rate, if their count is right.
+        # Adam's steps with one gradient are of the learning rate, if their count is right.
         np.testing.assert_allclose(one.table.get([1]), -0.4 * ones(1), rtol=1e-4)
         np.testing.assert_allclose(other.table.get([9]), -0.1 * ones(1), rtol=1e-4)
 
@@ -373,11 +373,11 @@ def calls_that_differ_are_an_error_that_names_both(rank: int, world: int, folder
             shard.get([(table, [1])] if rank == 0 else [(table, [1]), (other, [1])])
         with pytest.raises(MismatchError, match=r"rank 0 has lr=0.1.*rank 1 has lr=1.1"):
             table.update([1], ones(1), lr=0.1 + rank)
-        with pytest.raises(MismatchError, match='"embedding_dim": 4.*"embedding_dim": 5'):
+        with pytest.raises(MismatchError, match=r'"embedding_dim": 4.*"embedding_dim": 5'):
             shard.table("v", DIM + rank, optimizer="sgd")
-        with pytest.raises(MismatchError, match="presum=True.*0-511: 0.*presum=False"):
+        with pytest.raises(MismatchError, match=r"presum=True.*0-511: 0.*presum=False"):
             embedrock.distributed.Shard(shard.store, presum=rank == 0)
-        with pytest.raises(MisuseError, match="announce of table .t.*announce of table .u"):
+        with pytest.raises(MisuseError, match=r"announce of table .t.*announce of table .u"):
             shard.window.begin(shard.window.announce({("t", "u")[rank]: [1]}))
         assert len(table) == 0
 
