@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embedrock._arguments import choice
 from embedrock._arrays import Keys
 from embedrock._keys import KeysNamed
 from embedrock._rows import Bounds
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Changes"]
 
 _APART = (
-    "; the other ranks have made this step: go back to the last common commit on all of them before "
+    "; other ranks have made this step: go back to the last common commit on all of them before "
     "training goes on"
 )
 
@@ -49,7 +48,7 @@ class Changes:
         within: Bounds,
         settled: Callable[[int], object],
     ) -> float | None:
-        """One optimizer step of all ranks on these tables; returns the norm that was scaled, if any.
+        """One optimizer step of all ranks on these tables; the norm that was scaled, if any.
 
         ``settled`` is called with the places of tables that were updated, which any rank may have
         had a gradient of.
@@ -156,7 +155,6 @@ class Changes:
         """Writes rows ``(N, embedding_dim)`` on the ranks that have their keys."""
         self._shard._listeners.before()
         found, dims = [(table, keys)], [table.embedding_dim]
-        choice("non_finite", non_finite, NON_FINITE)
         verb = Verb("put", (table.name,), NON_FINITE.index(non_finite), f"{non_finite=}")
         failed: BaseException | None = None
         try:
