@@ -72,6 +72,10 @@ SAYS = {
         r"\[\(20, .*\), \(30, .*\)\]\nbegan behind step 0\n"
         r"\[\(40, .*\), \(50, .*\)\]\nbegan behind step 30\n"
     ),
+    "commit_with_ranks": (
+        r"2 ranks begin at step 0\nrank 1 ended by SIGKILL\n2 ranks begin at step 3\n"
+        r"\d+ rows at step 8 for 3 ranks\n3 ranks begin at step 8\n"
+    ),
     "convert_model": (
         r"\{'items': Embedding\(10000000, 64, name='items', optimizer='rowwise_adagrad'\)\}\n"
         r"6[34]\d rows were trained, and none of the others was ever written\n"

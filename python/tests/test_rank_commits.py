@@ -105,6 +105,7 @@ def lives_of_two(rank: int, world: int, folder: Path) -> None:
     stores_that_do_not_fit(rank, folder)
     a_disk_that_is_full(rank, folder / "full")
     a_stale_commit(rank, folder / "stale")
+    a_save_with_a_loader(rank, folder / "loader")
     with opened(folder / "divide") as shard:
         for step in range(1, 4):
             step_of(shard, step)
@@ -231,6 +232,75 @@ def stores_that_do_not_fit(rank: int, folder: Path) -> None:
         opened(folder / "seeds", seed=rank)
 
 
+class Loader:
+    """A loader that tells how far it is, of one rank."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.done = state["done"]
+
+
+def parts_of(shard: Any) -> tuple[Any, Any, Loader]:
+    torch.manual_seed(1)
+    model = torch.nn.ModuleDict(
+        {
+            "items": embedrock.nn.EmbeddingBag(IDS, 4, store=shard, name="dense", optimizer="sgd"),
+            "top": torch.nn.Linear(4, 1),
+        }
+    )
+    return model, torch.optim.Adam(model["top"].parameters(), lr=0.1), Loader()
+
+
+def a_save_with_a_loader(rank: int, path: Path) -> None:
+    with opened(path) as shard:
+        model, dense, loader = parts_of(shard)
+        rows = embedrock.optim.SGD(model, lr=0.1)
+        assert embedrock.resume(shard, model, [rows, dense], loader=loader) == 0
+        model["top"](model["items"](torch.arange(rank, 40).reshape(-1, 1))).sum().backward()
+        for parameter in model["top"].parameters():  # as DistributedDataParallel does
+            torch.distributed.all_reduce(parameter.grad)
+        rows.step()
+        dense.step()
+        loader.done = 7 + rank
+        # What one rank cannot save, all are told, and none waits.
+        with refused(MisuseError, "rank 1" if rank == 0 else "extra"):
+            embedrock.save(
+                shard, model, [rows, dense], 1, loader=loader, extra={"x": object} if rank else None
+            )
+        embedrock.save(shard, model, [rows, dense], 1, loader=loader)
+        random = torch.rand(1)
+    with opened(path) as shard:
+        again, dense, loader = parts_of(shard)
+        rows = embedrock.optim.SGD(again, lr=0.1)
+        assert embedrock.resume(shard, again, [rows, dense], loader=loader) == 1
+        assert loader.done == 7 + rank and torch.equal(torch.rand(1), random)
+        assert torch.equal(again["top"].weight, model["top"].weight)
+
+
+def trap_13_resumed_by_others(rank: int, world: int, folder: Path) -> None:
+    """Dense state is any rank's; generators and the loader's position are nobody's."""
+    with opened(folder / "loader-3") as shard:
+        model, dense, loader = parts_of(shard)
+        rows, before = embedrock.optim.SGD(model, lr=0.1), torch.get_rng_state()
+        weight = model["top"].weight.clone()
+        with pytest.warns(UserWarning, match="of 2 ranks.*loader begins its epoch anew"):
+            assert embedrock.resume(shard, model, [rows, dense], loader=loader) == 1
+        assert loader.done == 0 and torch.equal(torch.get_rng_state(), before)
+        assert not torch.equal(model["top"].weight, weight)
+        assert dense.state_dict()["state"][0]["step"] == 1
+        embedrock.save(shard, model, [rows, dense], 2, loader=loader)
+    with opened(folder / "loader-3") as shard:
+        model, dense, loader = parts_of(shard)
+        rows = embedrock.optim.SGD(model, lr=0.1)
+        assert embedrock.resume(shard, model, [rows, dense], loader=loader) == 2
+    del rank, world
+
+
 def a_disk_that_is_full(rank: int, path: Path) -> None:
     """Rank 1's commit fails: all raise its error, and go on from the commit before."""
     with opened(path) as shard:
@@ -343,6 +413,11 @@ def test_stores_are_divided_anew_with_every_bit_and_trained_on(
     with embedrock.open(again / "buckets-0000-1023", MEMORY, read_only=True) as store:
         counts = {table["spec"]["name"]: table["updates"] for table in store.stats()["tables"]}
     assert counts == {"dense": 5, "grow": 5, "half": 5}
+
+
+def test_a_run_is_resumed_by_another_number_of_ranks(folder: Path) -> None:
+    reshard(folder / "loader", folder / "loader-3", 3, memory=MEMORY)
+    run(3, trap_13_resumed_by_others, folder)
 
 
 def test_other_numbers_of_ranks_are_told_of_reshard(folder: Path) -> None:
