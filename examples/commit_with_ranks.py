@@ -14,6 +14,7 @@ from embedrock import nn, optim
 
 
 def train(rank, world, path, until, dies_at=None):
+    """One rank."""
     dist.init_process_group(
         "gloo", init_method=f"file://{os.getcwd()}/{path}-{until}", rank=rank, world_size=world
     )

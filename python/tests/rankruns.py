@@ -67,8 +67,9 @@ class Chain:
         kill: Callable[[list[Rank]], int] | None = None,
         points: Sequence[str] = (),
     ) -> list[int]:
-        """One life to a step. ``kill`` waits, and says whom to kill; ``points`` are where ranks
-        kill themselves. Returns the statuses of the ranks."""
+        """One life to a step. ``kill`` waits, and says whom to kill; the others are killed, too.
+        ``points`` are where ranks kill themselves; the others raise an error then. Returns the
+        statuses of the ranks."""
         life = next(self._lives)
         meeting = self._folder / f"{self.path.name}-meeting-{life}"
         with tempfile.TemporaryFile("w+") as errors:
@@ -78,10 +79,6 @@ class Chain:
             try:
                 if kill is not None:
                     ranks[kill(ranks)].process.kill()
-                elif any(points):
-                    dying = next(rank for rank in range(self.world) if points[rank])
-                    ranks[dying].end()
-                if kill is not None or any(points):
                     time.sleep(0.02 * (life % 3))  # others go on as far as they can
                     for rank in ranks:
                         rank.process.kill()
@@ -91,7 +88,8 @@ class Chain:
                     rank.process.kill()
             errors.seek(0)
             said = errors.read()
-        expected = {0, -signal.SIGKILL} if kill is not None or any(points) else {0}
+        expected = {0} if kill is None else {0, -signal.SIGKILL}
+        expected |= {1, -signal.SIGKILL} if any(points) else set()
         assert set(statuses) <= expected, f"life {life}: {statuses}\n{said}"
         self._note(life, ranks)
         return statuses

@@ -249,7 +249,7 @@ def parts_of(shard: Any) -> tuple[Any, Any, Loader]:
     torch.manual_seed(1)
     model = torch.nn.ModuleDict(
         {
-            "items": embedrock.nn.EmbeddingBag(IDS, 4, store=shard, name="dense", optimizer="sgd"),
+            "bag": embedrock.nn.EmbeddingBag(IDS, 4, store=shard, name="dense", optimizer="sgd"),
             "top": torch.nn.Linear(4, 1),
         }
     )
@@ -261,7 +261,7 @@ def a_save_with_a_loader(rank: int, path: Path) -> None:
         model, dense, loader = parts_of(shard)
         rows = embedrock.optim.SGD(model, lr=0.1)
         assert embedrock.resume(shard, model, [rows, dense], loader=loader) == 0
-        model["top"](model["items"](torch.arange(rank, 40).reshape(-1, 1))).sum().backward()
+        model["top"](model["bag"](torch.arange(rank, 40).reshape(-1, 1))).sum().backward()
         for parameter in model["top"].parameters():  # as DistributedDataParallel does
             torch.distributed.all_reduce(parameter.grad)
         rows.step()

@@ -276,6 +276,8 @@ class _Opening:
         if step is not None or not (create or made):
             what = "a commit" if step is None else f"a commit of step {step}"
             raise NotFoundError(f"there is no store with {what} in {self._folder}")
+        seeds = self._together(lambda: self._options.get("seed", 0))
+        self._same(seeds, "the seed of initial rows", "give all ranks one seed")
         runs = self._together(lambda: name or secrets.token_hex(8))
         run = made[0]["run"] if made else runs[0]
         bound = Binding(run, len(kept), mine, {}, initial=True)
@@ -288,7 +290,8 @@ class _Opening:
                 self._opened.commit(0, None, {NAME: bound.encoded(0)})
             return self._opened._core.seed()
 
-        self._same(self._together(make), "the seed of initial rows", "give all ranks one seed")
+        seeds = self._together(make)
+        self._same(seeds, "the seed of the store", "remove the stores and give all ranks one seed")
         return bound
 
     def _go_on(self, kept: Sequence[list[int]], step: int | None) -> Binding:
