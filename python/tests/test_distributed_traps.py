@@ -393,7 +393,8 @@ def more_tables_than_a_header_counts_are_one_exchange(rank: int, world: int, fol
         ]
         bags = embedrock.nn.EmbeddingBagCollection(configs, store=shard)
         optimizer = embedrock.optim.SGD(bags, lr=1.0)
-        batch = {f"t{i}": torch.arange(i % 5 + rank).reshape(1, -1) for i in range(70)}
+        first = torch.tensor([0])
+        batch = {f"t{i}": (torch.arange(i % 5 + rank), first) for i in range(70)}
         for turn in range(2):
             before = shard.stats()
             out = bags(batch)
