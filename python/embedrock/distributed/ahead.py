@@ -29,11 +29,11 @@ from embedrock.distributed.exchange import Exchange, Verb
 from embedrock.distributed.making import digest_of
 from embedrock.distributed.payload import Payload, by_table, pieces_of
 from embedrock.distributed.routing import Route
+from embedrock.distributed.table import ShardTable
 from embedrock.errors import ClosedError, EmbedrockError, MisuseError, NotFoundError, RankError
 
 if TYPE_CHECKING:
     from embedrock.distributed.shard import Shard
-    from embedrock.distributed.table import ShardTable
     from embedrock.table import Table
 
 __all__ = ["Kept", "Pass", "ShardWindow"]
@@ -211,14 +211,17 @@ class ShardWindow:
     def _parts(self, batch: Any) -> list[tuple[ShardTable, Keys]]:
         if not isinstance(batch, Mapping):
             raise MisuseError(f"batch is {shown(batch)}, expected {{table: keys}}")
-        known = self._shard.tables
         found = []
         for table, keys in batch.items():
-            name = table if isinstance(table, str) else table.name
-            if name not in known:
-                names = ", ".join(map(repr, known)) or "none"
-                raise NotFoundError(f"{self._shard!r} has no table {name!r} (it has {names})")
-            found.append((known[name], as_keys(keys)))
+            if isinstance(table, str):
+                known = self._shard.tables
+                if table not in known:
+                    names = ", ".join(map(repr, known)) or "none"
+                    raise NotFoundError(f"{self._shard!r} has no table {table!r} (it has {names})")
+                table = known[table]
+            if not isinstance(table, ShardTable):
+                raise MisuseError(f"batch has keys of {shown(table)}, expected a table or a name")
+            found.append((table, as_keys(keys)))
         return sorted(found, key=lambda part: -part[0].embedding_dim)
 
     def _run(self) -> None:
