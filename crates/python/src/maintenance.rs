@@ -117,8 +117,7 @@ pub(crate) fn gather(
         Ok(Part { path, buckets: Buckets::from_str(&buckets).or_raise(py)?, of })
     };
     let parts = parts.into_iter().map(part).collect::<PyResult<Vec<_>>>()?;
-    let state: Vec<(&str, &[u8])> =
-        state.iter().map(|(name, bytes)| (&**name, &**bytes)).collect();
+    let state: Vec<(&str, &[u8])> = state.iter().map(|(name, bytes)| (&**name, &**bytes)).collect();
     let to = GatherOptions { step, memory, meta, state: &state };
     let mut carried = Carried::default();
     let outcome = py.detach(|| {

@@ -2,8 +2,8 @@
 //! `cargo test --release index::measure -- --ignored --nocapture`.
 #![expect(clippy::print_stdout, reason = "measurements are for people")]
 
-use super::{DenseIndex, SparseIndex};
 use super::sparse_tests::{Random, SALT};
+use super::{DenseIndex, SparseIndex};
 use crate::hash::mix;
 
 /// Fills, empties and fills an index, and returns the most bytes per row seen at any moment.
@@ -95,10 +95,9 @@ fn time_of_look_ups() {
 fn memory_and_time_of_dense_indexes() {
     const IDS: u64 = 16 << 20;
     for share in [1, 2, 8] {
-        for (form, mut index) in [
-            ("full", DenseIndex::new(IDS).unwrap()),
-            ("packed", DenseIndex::packed(IDS).unwrap()),
-        ] {
+        for (form, mut index) in
+            [("full", DenseIndex::new(IDS).unwrap()), ("packed", DenseIndex::packed(IDS).unwrap())]
+        {
             // The ids of a run of buckets, in an order that is not theirs.
             let rows = IDS / share;
             let id = |place: u64| place / (1024 / share) * 1024 + place % (1024 / share);

@@ -4,7 +4,9 @@
 //! Sources are opened one after the other, so that memory is that of two stores, however many there
 //! are.
 
-use super::copy::{CopyReport, begin_copy, check_disk, copy_rows, expected_in, finish, open_commit};
+use super::copy::{
+    CopyReport, begin_copy, check_disk, copy_rows, expected_in, finish, open_commit,
+};
 use crate::buckets::Buckets;
 use crate::config::{CommitInfo, Memory, StorageKind, StoreOptions, TableInfo, TableSpec};
 use crate::error::{Result, bail};
@@ -87,8 +89,7 @@ pub fn gather(
     let (mut done, mut copied) = (0, 0);
     for (part, seen) in parts.iter().zip(&seen) {
         let source = open_part(part, to)?;
-        if source.last_commit().as_ref().map(|commit| commit.sequence)
-            != Some(seen.commit.sequence)
+        if source.last_commit().as_ref().map(|commit| commit.sequence) != Some(seen.commit.sequence)
         {
             bail!(
                 Mismatch,
