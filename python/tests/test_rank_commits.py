@@ -27,6 +27,7 @@ from embedrock.errors import (  # noqa: E402
     NotFoundError,
     UnsupportedError,
 )
+from embedrock.remote.nodes import buckets_of  # noqa: E402
 from ranks import run  # noqa: E402
 
 IDS = 3000
@@ -75,9 +76,7 @@ def all_rows(folder: Path) -> dict[str, dict[int, bytes]]:
             for name, table in store.tables.items():
                 rows = found.setdefault(name, {})
                 for keys, values, state in table.items(state=True):
-                    buckets = embedrock.remote.buckets_of(
-                        keys, dense=table.num_embeddings is not None
-                    )
+                    buckets = buckets_of(keys, dense=table.num_embeddings is not None)
                     assert ((buckets >= run.first) & (buckets <= run.last)).all()
                     for key, row, words in zip(keys.tolist(), values, state, strict=True):
                         assert key not in rows, f"{name} has {key} in two stores"
