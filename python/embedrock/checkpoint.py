@@ -99,7 +99,7 @@ OneOrMany: TypeAlias = T | Sequence[T] | None
 
 @overload
 def save(
-    store: Store | CommittedStore,
+    store: CommittedStore,
     model: Stateful | None,
     optimizer: OneOrMany[Stateful],
     step: int,
@@ -115,7 +115,7 @@ def save(
 
 @overload
 def save(
-    store: Store | CommittedStore,
+    store: CommittedStore,
     model: Stateful | None,
     optimizer: OneOrMany[Stateful],
     step: int,
@@ -131,7 +131,7 @@ def save(
 
 @overload
 def save(
-    store: Store | CommittedStore,
+    store: CommittedStore,
     model: Stateful | None,
     optimizer: OneOrMany[Stateful],
     step: int,
@@ -146,7 +146,7 @@ def save(
 
 
 def save(
-    store: Store | CommittedStore,
+    store: CommittedStore,
     model: Stateful | None,
     optimizer: OneOrMany[Stateful],
     step: int,
@@ -220,7 +220,7 @@ def save(
 
 
 def resume(
-    store: Store | CommittedStore,
+    store: CommittedStore,
     model: Stateful | None,
     optimizer: OneOrMany[Stateful],
     *,

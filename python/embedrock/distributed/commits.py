@@ -125,15 +125,15 @@ class RankCommits:
         with self.exchange as exchange:
             steps = tell(exchange, _VERB, told, failed)
             self._same_steps(steps)
-            made, failed = None, None
+            made, failed, buckets = None, None, ""
             try:
                 bound = self._bound().now(self.store)
                 made = self.store.commit(number, meta, {**named, NAME: bound.encoded(number)})
-                told = [str(bound.buckets), bound.tables]
+                buckets = str(bound.buckets)
             except Exception as error:
                 failed = error
             try:
-                stores = tell(exchange, _VERB, told, failed)
+                runs = tell(exchange, _VERB, buckets, failed)
             except Exception as error:
                 self._failed = (
                     f"the commit of step {number} failed on a rank ({error}), and others have it; "
@@ -143,7 +143,7 @@ class RankCommits:
             self._binding, failed = bound, None
             if exchange.rank == 0:
                 try:
-                    self._write_manifest(bound, number, [buckets for buckets, _ in stores])
+                    self._write_manifest(bound, number, runs)
                 except Exception as error:
                     failed = error
             tell(exchange, _VERB, None, failed)

@@ -110,13 +110,13 @@ def reshard(
     runs = runs_of(world)
     passes = [[one for one in olds if one.bound.buckets.with_(run)] for run in runs]
     counted = _Counted(progress, sum(one.rows for taken in passes for one in taken))
-    stores = []
+    stores: list[dict[str, Any]] = []
     for run, taken in zip(runs, passes, strict=True):
         place = target / run.folder
         new_bound = replace(bound, world=world, buckets=run, from_world=bound.world)
         found = _done(place, new_bound, at, budget)
         if found is None:
-            parts = [
+            parts: list[tuple[PathLike, str, int]] = [
                 (str(one.path), str(one.bound.buckets.with_(run)), len(one.bound.buckets))
                 for one in taken
             ]

@@ -51,8 +51,8 @@ struct Seen {
 /// store: it is not opened, and the next call to that place removes it.
 ///
 /// *Errors*: `Misuse` for no parts, a bucket of two, a table on persistent memory, a destination
-/// that holds a store; `Mismatch` where parts differ in seed, tables or counts of update batches, or
-/// are committed to meanwhile; `NotFound`, `Budget`, `Corrupt`, `Full`, `Io`.
+/// that holds a store; `Mismatch` where parts differ in seed, tables or counts of update batches,
+/// or are committed to meanwhile; `NotFound`, `Budget`, `Corrupt`, `Full`, `Io`.
 /// *Durability*: the store is complete and durable on return.
 pub fn gather(
     parts: &[Part],
