@@ -19,7 +19,7 @@ AHEAD := $(addprefix python/tests/,test_announcing.py test_bench_lookahead.py \
 # minutes to build: a command of their own.
 LONG := $(addprefix python/tests/,test_bench_demo.py test_bench_demo_shaped.py test_bench_loops.py \
 	test_bench_models.py test_bench_race.py test_bench_settings.py test_bench_staleness.py \
-	test_objects_s3.py)
+	test_objects_s3.py test_rank_kills_long.py)
 RULES := $(addprefix python/tests/,test_tidy.py test_pages.py test_layers.py test_engine_layers.py)
 RUST := $(shell find crates -name '*.rs' -o -name Cargo.toml 2>/dev/null)
 

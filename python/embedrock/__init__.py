@@ -9,7 +9,8 @@
 (3, 4)
 
 Only NumPy is needed for that. What needs PyTorch (``embedrock.nn``, ``embedrock.optim``,
-``embedrock.save``, ``embedrock.resume``, ``embedrock.Pipeline``) is imported when it is first used.
+``embedrock.save``, ``embedrock.resume``, ``embedrock.Pipeline``, ``embedrock.distributed``) is
+imported when it is first used.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from embedrock.store import (
 from embedrock.table import Table
 
 if TYPE_CHECKING:
-    from embedrock import follow, nn, objects, optim, trace, weights
+    from embedrock import distributed, follow, nn, objects, optim, trace, weights
     from embedrock.checkpoint import resume, save
     from embedrock.kge.partitions.edges import PartitionedEdges
     from embedrock.kge.partitions.negatives import SharedNegatives
@@ -77,6 +78,7 @@ __all__ = [
     "connect",
     "copy",
     "distinct",
+    "distributed",
     "errors",
     "follow",
     "freeze",
@@ -102,6 +104,7 @@ _LAZY = {
     "Pipeline": "embedrock.pipeline.training",
     "SharedNegatives": "embedrock.kge.partitions.negatives",
     "connect": "embedrock.remote.client",
+    "distributed": "embedrock.distributed",
     "follow": "embedrock.follow",
     "freeze": "embedrock.placement.freezing",
     "kge": "embedrock.kge",

@@ -28,6 +28,7 @@ __all__ = [
     "count_pages",
     "distinct",
     "freeze",
+    "gather",
     "hash_pieces",
     "hash_texts",
     "number_rows",
@@ -282,6 +283,9 @@ class Store:
 
     def id(self, /) -> str:
         """What tells this store from all others."""
+
+    def seed(self, /) -> int:
+        """The seed of initial rows."""
 
     def check_may_go_back(self, /, sequence: int) -> None:
         """Raises where a reader holds a commit later than that of this number, or one is
@@ -553,6 +557,17 @@ def copy(
     progress: _Progress | None = None,
 ) -> dict[str, Any]:
     """Copies a commit to a new store at `destination`."""
+
+def gather(
+    parts: list[tuple[_Path, str, int]],
+    destination: _Path,
+    memory: str,
+    step: int,
+    meta: str,
+    state: list[tuple[str, bytes]],
+    progress: _Progress | None = None,
+) -> dict[str, Any]:
+    """Makes a store of the rows of some buckets of other stores, all at one step."""
 
 def resize(
     path: _Path,

@@ -50,13 +50,56 @@ class Stateful(Protocol):
         """Takes a state that ``state_dict`` told."""
 
 
+class CommittedStore(Protocol):
+    """A store whose commits have the state of a run: a :class:`~embedrock.Store`, or that of ranks
+    which commit together."""
+
+    _commits_together: bool
+    """Whether a commit is one of several processes, each of which calls ``save``."""
+    _pending_step: int | None
+    """Step of the last commit that was not waited for."""
+
+    @property
+    def path(self) -> Any:
+        """Where it is, for messages."""
+
+    @property
+    def step(self) -> int | None:
+        """Step of the commit that it was opened at or made last."""
+
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing is restored but what is asked for."""
+
+    @property
+    def uncommitted(self) -> tuple[int, int]:
+        """Batches and rows since that commit."""
+
+    def state(self) -> dict[str, bytes]:
+        """The named byte strings of that commit."""
+
+    def commit(
+        self, step: int, meta: Any = None, state: Any = None, *, wait: bool = True
+    ) -> Commit | PendingCommit:
+        """Makes a commit."""
+
+    def _made_elsewhere(self) -> str | None:
+        """Why what the commit has of a process is not of this one; None where it is."""
+
+    def _give_up(self, error: BaseException) -> None:
+        """Tells those who commit together that this one cannot."""
+
+
+_OF_PROCESS = ("random", "loader")
+"""What a commit has of a process, and not of the model."""
+
 T = TypeVar("T")
 OneOrMany: TypeAlias = T | Sequence[T] | None
 
 
 @overload
 def save(
-    store: Store,
+    store: CommittedStore,
     model: Stateful | None,
     optimizer: OneOrMany[Stateful],
     step: int,
@@ -72,7 +115,7 @@ def save(
 
 @overload
 def save(
-    store: Store,
+    store: CommittedStore,
     model: Stateful | None,
     optimizer: OneOrMany[Stateful],
     step: int,
@@ -88,7 +131,7 @@ def save(
 
 @overload
 def save(
-    store: Store,
+    store: CommittedStore,
     model: Stateful | None,
     optimizer: OneOrMany[Stateful],
     step: int,
@@ -103,7 +146,7 @@ def save(
 
 
 def save(
-    store: Store,
+    store: CommittedStore,
     model: Stateful | None,
     optimizer: OneOrMany[Stateful],
     step: int,
@@ -166,28 +209,18 @@ def save(
     3
     """
     _check_here(store, "embedrock.save")
-    number = whole("step", step, 0)
-    last = max((s for s in (store.step, store._pending_step) if s is not None), default=None)
-    if last is not None and number < last:
-        raise MisuseError(
-            f"step is {number}, but the last commit in {store.path} is of step {last}; "
-            f"count on from embedrock.resume(), or go back with store.go_back(step)"
+    try:
+        number, encoded = _encoded(
+            store, step, _owners(model, optimizer, scheduler, scaler, loader), extra
         )
-    states: dict[str, Any] = {"random": _random_state()}
-    for name, owner in _owners(model, optimizer, scheduler, scaler, loader):
-        states[name] = owner.state_dict()
-    if extra is not None:
-        if not isinstance(extra, Mapping):
-            raise MisuseError(f"extra is {shown(extra)}, expected a dict of names to values")
-        states["extra"] = dict(extra)
-    for name, state in states.items():
-        _check_plain(state, name)
-    encoded = {name: _encode(state, name) for name, state in states.items()}
+    except Exception as error:
+        store._give_up(error)
+        raise
     return store.commit(number, meta, encoded, wait=wait)
 
 
 def resume(
-    store: Store,
+    store: CommittedStore,
     model: Stateful | None,
     optimizer: OneOrMany[Stateful],
     *,
@@ -228,25 +261,59 @@ def resume(
     if extra is not None:
         asked.append("extra")
     _check_parts(store, asked, stored)
-    taken = asked if store.read_only else stored
+    elsewhere = store._made_elsewhere()
+    left = () if elsewhere is None else _OF_PROCESS
+    taken = [name for name in (asked if store.read_only else stored) if name not in left]
     decoded = {name: _decode(stored[name], name) for name in taken}
     with loading_dense_only():  # the rows are those of the commit, in a copy of the store, too
         for name, owner in owners:
-            owner.load_state_dict(decoded[name])
+            if name not in left:
+                owner.load_state_dict(decoded[name])
     if extra is not None:
         extra.update(decoded["extra"])
-    if not store.read_only:
+    if elsewhere is not None:
+        begins = "the loader begins its epoch anew, and generators" if loader else "generators"
+        warn(f"{elsewhere}: {begins} stay as they are here")
+    elif not store.read_only:
         _restore_random(decoded["random"])
     return store.step
 
 
+def _encoded(
+    store: CommittedStore,
+    step: int,
+    owners: Sequence[tuple[str, Any]],
+    extra: Mapping[str, Any] | None,
+) -> tuple[int, dict[str, bytes]]:
+    """The step as a number, and the byte strings of its commit."""
+    number = whole("step", step, 0)
+    last = max((s for s in (store.step, store._pending_step) if s is not None), default=None)
+    if last is not None and number < last:
+        raise MisuseError(
+            f"step is {number}, but the last commit in {store.path} is of step {last}; "
+            f"count on from embedrock.resume(), or go back with store.go_back(step)"
+        )
+    states: dict[str, Any] = {"random": _random_state()}
+    for name, owner in owners:
+        states[name] = owner.state_dict()
+    if extra is not None:
+        if not isinstance(extra, Mapping):
+            raise MisuseError(f"extra is {shown(extra)}, expected a dict of names to values")
+        states["extra"] = dict(extra)
+    for name, state in states.items():
+        _check_plain(state, name)
+    return number, {name: _encode(state, name) for name, state in states.items()}
+
+
 def _check_here(store: object, what: str) -> None:
+    if getattr(type(store), "_commits_together", False):
+        return  # every rank's is here
     if isinstance(store, RowStore):
         here(store, what)
     instance("store", store, Store)
 
 
-def _check_committed(store: Store) -> None:
+def _check_committed(store: CommittedStore) -> None:
     """Refuses a handle whose rows have gone on since its commit: a notebook's cell run again."""
     batches, rows = (0, 0) if store.read_only else store.uncommitted
     if batches == 0:
@@ -295,7 +362,7 @@ def _several(given: OneOrMany[Any]) -> Sequence[Any]:
     return given if isinstance(given, (list, tuple)) else [given]
 
 
-def _check_parts(store: Store, asked: Sequence[str], stored: Mapping[str, bytes]) -> None:
+def _check_parts(store: CommittedStore, asked: Sequence[str], stored: Mapping[str, bytes]) -> None:
     missing = [name for name in [*asked, "random"] if name not in stored]
     if missing:
         raise MismatchError(

@@ -26,6 +26,7 @@ GROUPS = {
     "objects": "objects",
     "placement": "placement",
     "pipeline": "pipeline",
+    "distributed": "distributed",
     "nn": "nn",
     "optim": "optim",
     "kge": "kge",

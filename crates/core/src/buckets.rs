@@ -38,6 +38,18 @@ impl Buckets {
         self.len() == 0
     }
 
+    /// How many of the ids `0..ids` of a dense table lie in them.
+    pub fn ids_below(&self, ids: u64) -> u64 {
+        let (rounds, rest) = (ids / BUCKETS as u64, ids % BUCKETS as u64);
+        let of_rest = self.iter().filter(|bucket| u64::from(*bucket) < rest).count();
+        rounds * self.len() as u64 + of_rest as u64
+    }
+
+    /// Those of it and of another set.
+    pub fn with(&self, other: &Self) -> Self {
+        Self(std::array::from_fn(|word| self.0[word] | other.0[word]))
+    }
+
     /// All of them, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u16> + '_ {
         (0..=LAST).filter(|bucket| self.contains(*bucket))
@@ -108,6 +120,11 @@ mod tests {
         assert_eq!(some.iter().collect::<Vec<_>>(), [0, 1, 2, 3, 800, 1023]);
         assert_eq!((some.len(), some.is_empty(), some.contains(4)), (6, false, false));
         assert_eq!("0-1023".parse::<Buckets>().unwrap().len(), BUCKETS);
+        assert_eq!(some.with(&"2-7".parse().unwrap()), "0-7,800,1023".parse().unwrap());
+        for ids in [0, 1, 3, 800, 801, 1024, 1025, 5000] {
+            let counted = (0..ids).filter(|id| some.contains(bucket_of(*id, true))).count();
+            assert_eq!(some.ids_below(ids), counted as u64, "{ids}");
+        }
         for (text, said) in [
             ("", "\"\""),
             ("0-1024", "\"1024\""),

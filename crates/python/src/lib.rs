@@ -37,7 +37,7 @@ mod _core {
     #[pymodule_export]
     use crate::hashing::{buckets_of, hash_pieces, hash_texts};
     #[pymodule_export]
-    use crate::maintenance::{check, check_place, copy, resize};
+    use crate::maintenance::{check, check_place, copy, gather, resize};
     #[pymodule_export]
     use crate::objects::{CommitFiles, finish_pull};
     #[pymodule_export]

@@ -1,4 +1,4 @@
-//! Whole-store work: check every page, copy a commit.
+//! Whole-store work: check every page, copy a commit, gather rows of several stores.
 //!
 //! Both run detached and look for signals whenever the engine reports progress, so that Ctrl-C
 //! ends them between two batches; what a store itself does at length reports in the same way.
@@ -6,8 +6,9 @@
 use crate::error::{Carried, OrRaise};
 use crate::store::json_value;
 use embedrock_core::buckets::Buckets;
-use embedrock_core::{CopyOptions, Memory, ResizeTo, Result, StorageKind};
+use embedrock_core::{CopyOptions, GatherOptions, Memory, Part, ResizeTo, Result, StorageKind};
 use pyo3::prelude::*;
+use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -87,6 +88,40 @@ pub(crate) fn copy(
     let mut carried = Carried::default();
     let outcome = py.detach(|| {
         embedrock_core::copy_with(&path, &destination, &options, &mut |done, total| {
+            report(&mut carried, progress.as_ref(), done, total)
+        })
+    });
+    json_value(py, &carried.resolve(py, outcome)?)
+}
+
+/// Makes a store at `destination` of the rows of some buckets of other stores.
+///
+/// `parts` are the stores, which of their buckets are taken, and how many buckets each has. The
+/// commit is made at `step`, which all have. `progress(done, total)` is called now and then, in
+/// rows; what it raises ends it.
+#[pyfunction]
+#[pyo3(signature = (parts, destination, memory, step, meta, state, progress=None))]
+#[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python function")]
+pub(crate) fn gather(
+    py: Python<'_>,
+    parts: Vec<(PathBuf, PyBackedStr, u64)>,
+    destination: PathBuf,
+    memory: &str,
+    step: u64,
+    meta: &str,
+    state: Vec<(PyBackedStr, PyBackedBytes)>,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<Py<PyAny>> {
+    let memory = Memory::from_str(memory).or_raise(py)?;
+    let part = |(path, buckets, of): (PathBuf, PyBackedStr, u64)| {
+        Ok(Part { path, buckets: Buckets::from_str(&buckets).or_raise(py)?, of })
+    };
+    let parts = parts.into_iter().map(part).collect::<PyResult<Vec<_>>>()?;
+    let state: Vec<(&str, &[u8])> = state.iter().map(|(name, bytes)| (&**name, &**bytes)).collect();
+    let to = GatherOptions { step, memory, meta, state: &state };
+    let mut carried = Carried::default();
+    let outcome = py.detach(|| {
+        embedrock_core::gather(&parts, &destination, &to, &mut |done, total| {
             report(&mut carried, progress.as_ref(), done, total)
         })
     });

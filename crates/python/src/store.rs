@@ -295,6 +295,11 @@ impl Store {
         format!("{:032x}", self.0.id())
     }
 
+    /// The seed of initial rows.
+    fn seed(&self) -> u64 {
+        self.0.seed()
+    }
+
     /// Raises where a reader holds a commit later than that of this number, or one is pinned.
     fn check_may_go_back(&self, py: Python<'_>, sequence: u64) -> PyResult<()> {
         self.check_call(py)?;

@@ -60,12 +60,14 @@ def copy(
     The store may be open and written to meanwhile. ``memory`` is the budget of each of the two.
     ``storage`` is how the copy stores the rows of all its tables, as ``Store.table`` says; None
     stores each as it was. A log has 4 bytes of memory for each id of a table with
-    ``num_embeddings``, however few have rows, and at most 2^32 - 1 ids. ``cold_directory`` is where
+    ``num_embeddings``, or a seventh of one and 5 for each row where ``expected_rows`` makes that
+    less, and at most 2^32 - 1 ids. ``cold_directory`` is where
     the copy has its partitions, as :func:`open` says; None keeps all of the copy in one directory.
     ``pmem_path`` is the folder of regions of the copy, and ``capacity`` how many rows each of them
     has room for: None takes all ids, or what the table had, or twice its rows.
     ``buckets`` copies keys of some of the 1,024 buckets alone, such as ``"0-340,800"``: of a server
-    that shares the keys with others. Ids stay what they are.
+    that shares the keys with others. Ids stay what they are; of a table with ``num_embeddings``
+    the copy expects rows of the ids in these buckets.
     ``progress(done, total)`` is called now and then, in rows of the source. Ctrl-C ends the copy
     between two batches.
 

@@ -99,9 +99,11 @@ class Store(Changing):
 
         With ``num_embeddings`` the table is dense: its keys are ``0..num_embeddings``. Without, it
         grows by itself and takes any 64-bit key; ``expected_rows`` then sizes its index and the
-        budget's percentage. With both, and less than a third as many rows as ids, a table in an lsm
-        checks ids but is stored as one that grows: memory and disk are planned for the rows that
-        are expected, of up to 2^64 - 1 ids, and rows do not come in order of ids. Without
+        budget's percentage. With both, memory and disk are planned for the rows that are expected
+        where that is less: the index of a table in a log has a bit for each id then, and 4 to 5
+        bytes for each row; with less than a third as many rows as ids one in an lsm checks ids
+        but is stored as one that grows, of up to 2^64 - 1 ids, and rows do not come in order of
+        ids. More rows than expected take memory from the cache. Without
         ``embedding_dim`` an existing table is opened as it is stored.
         ``optimizer`` is a name or a description of ``embedrock.optimizers``, ``initializer`` a
         number or a description of ``embedrock.initializers``, ``dtype`` the type of the stored
@@ -494,6 +496,17 @@ class Store(Changing):
 
     _elsewhere: str | None = None
     """It is here; a store of a server says how its user gets what needs one that is here."""
+    _collective = _each_occurrence = False
+
+    _commits_together = False
+    """Its commits are its own; those of ranks are made by all of them."""
+
+    def _made_elsewhere(self) -> str | None:
+        """Why what its commit has of a process is not of this one: it is."""
+        return None
+
+    def _give_up(self, error: BaseException) -> None:
+        """Nobody waits for its commit."""
 
     def _has_table(self, name: str) -> bool:
         return self._core.find_table(name) is not None

@@ -12,8 +12,8 @@ pub enum Memory {
     /// A number of bytes.
     Bytes(u64),
     /// Per cent of the bytes of all rows (values and state): `num_embeddings`, or `expected_rows`
-    /// of growing tables, times row bytes, summed over tables. Where that is less than works, what
-    /// works.
+    /// of growing tables and of those whose index is packed, times row bytes, summed over tables.
+    /// Where that is less than works, what works.
     Percent(f64),
 }
 

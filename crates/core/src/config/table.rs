@@ -84,9 +84,10 @@ pub struct TableSpec {
     pub embedding_dim: usize,
     /// Ids are `0..num_embeddings`; `None` is a growing table of arbitrary 64-bit keys.
     pub num_embeddings: Option<u64>,
-    /// How many rows a growing table is expected to reach: sizes the index and the budget. With
-    /// less than a third of `num_embeddings` a new table in an lsm is stored as a growing one,
-    /// whose index is then the smaller; and so is one of more ids than a dense index takes.
+    /// How many rows the table is expected to reach: sizes the index and the budget of a growing
+    /// one. With less than a third of `num_embeddings` a new table in an lsm is stored as a growing
+    /// one, whose index is then the smaller; and so is one of more ids than a dense index takes. A
+    /// new table in a log that is stored by id has a packed index where that is the smaller.
     pub expected_rows: Option<u64>,
     /// Type of the stored values.
     pub dtype: Dtype,

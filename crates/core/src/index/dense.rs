@@ -138,6 +138,16 @@ impl DenseIndex {
         PackedIndex::memory_for(num_embeddings, rows)
     }
 
+    /// Bytes that it takes at most with so many ids that have a stored copy, where none was
+    /// removed.
+    pub fn memory_with(&self, rows: u64) -> u64 {
+        let ids = self.num_embeddings();
+        match &self.0 {
+            Form::Full(_) => Self::memory_for(ids),
+            Form::Packed(_) => PackedIndex::memory_for(ids, rows.min(ids)),
+        }
+    }
+
     /// Bytes of memory; with a word for every id fewer are resident until each was written.
     pub fn memory_bytes(&self) -> usize {
         match &self.0 {

@@ -1,9 +1,9 @@
-//! Memory of the sparse index while it grows and shrinks, and measurements made by hand:
+//! Memory of the sparse index while it grows and shrinks, and measurements of all made by hand:
 //! `cargo test --release index::measure -- --ignored --nocapture`.
 #![expect(clippy::print_stdout, reason = "measurements are for people")]
 
-use super::SparseIndex;
 use super::sparse_tests::{Random, SALT};
+use super::{DenseIndex, SparseIndex};
 use crate::hash::mix;
 
 /// Fills, empties and fills an index, and returns the most bytes per row seen at any moment.
@@ -88,6 +88,50 @@ fn time_of_look_ups() {
     for (rows, expected) in [(32_768, 32_768), (16_000_000, 16_000_000), (16_000_000, 0)] {
         time_look_ups(rows, expected);
     }
+}
+
+#[test]
+#[ignore = "a measurement, of a minute"]
+fn memory_and_time_of_dense_indexes() {
+    const IDS: u64 = 16 << 20;
+    for share in [1, 2, 8] {
+        for (form, mut index) in
+            [("full", DenseIndex::new(IDS).unwrap()), ("packed", DenseIndex::packed(IDS).unwrap())]
+        {
+            // The ids of a run of buckets, in an order that is not theirs.
+            let rows = IDS / share;
+            let id = |place: u64| place / (1024 / share) * 1024 + place % (1024 / share);
+            let start = core_time_ns();
+            for place in 0..rows {
+                index.set(id(place * 0x9E37_79B1 % rows), place as u32 + 1);
+            }
+            let set = (core_time_ns() - start) as f64 / rows as f64;
+            let bytes = index.memory_bytes() as f64;
+            let (ns, sum) = time_dense(&index, (0..4 << 20).map(|at| id(mix(at, 3) % rows)));
+            println!(
+                "{form}, rows for 1/{share} of {IDS} ids: {:.3} B/id, {:.2} B/row, {ns:.1} ns a \
+                 look-up in batches, {set:.0} ns a first set ({sum})",
+                bytes / IDS as f64,
+                bytes / rows as f64
+            );
+        }
+    }
+}
+
+/// Nanoseconds of a look-up, asked for some look-ups ahead as the log does.
+fn time_dense(index: &DenseIndex, wanted: impl Iterator<Item = u64>) -> (f64, u64) {
+    const AHEAD: usize = 32;
+    let wanted: Vec<u64> = wanted.collect();
+    let (mut best, mut sum) = (f64::INFINITY, 0u64);
+    for _ in 0..3 {
+        let start = core_time_ns();
+        for at in 0..wanted.len() - AHEAD {
+            index.prefetch(wanted[at + AHEAD]);
+            sum = sum.wrapping_add(u64::from(index.get(wanted[at])));
+        }
+        best = best.min((core_time_ns() - start) as f64 / wanted.len() as f64);
+    }
+    (best, sum)
 }
 
 /// Nanoseconds that this thread has spent on a core.

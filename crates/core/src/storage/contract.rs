@@ -3,8 +3,7 @@
 //! store does. Where a test is about commits, a storage that is durable by update is held to that.
 
 use super::{
-    ClassFacts, DirtyRow, Finding, OpenAt, Storage, StorageRecovery, StorageStats, SweptRow, log,
-    map,
+    ClassFacts, DirtyRow, Finding, OpenAt, Storage, StorageRecovery, StorageStats, SweptRow, map,
 };
 use crate::config::StorageKind;
 use crate::error::{Error, ErrorKind, Result};
@@ -36,6 +35,8 @@ struct Subject {
     /// Whether rows are durable by update: no commit has them, and a sweep gives a row as it is by
     /// the time it comes to it.
     is_direct: bool,
+    /// Whether the indexes of its dense tables are packed.
+    packed: bool,
     create: Create,
     recovery: Recovery,
 }
@@ -47,6 +48,7 @@ static SUBJECTS: [Subject; 6] = [
         has_pages: true,
         has_layers: false,
         is_direct: false,
+        packed: false,
         create: super::create,
         recovery: super::recovery,
     },
@@ -56,6 +58,7 @@ static SUBJECTS: [Subject; 6] = [
         has_pages: true,
         has_layers: true,
         is_direct: false,
+        packed: false,
         create: super::create,
         recovery: super::recovery,
     },
@@ -65,21 +68,19 @@ static SUBJECTS: [Subject; 6] = [
         has_pages: true,
         has_layers: true,
         is_direct: false,
+        packed: false,
         create: super::create,
         recovery: super::recovery,
     },
     Subject {
-        label: "top",
+        label: "packed log",
         kind: StorageKind::Log,
         has_pages: true,
         has_layers: false,
         is_direct: false,
-        create: |facts, file, epoch, medium| {
-            Ok(Box::new(log::create_top(facts, file, epoch, medium)?))
-        },
-        recovery: |facts, begun, epoch, oldest| {
-            Ok(Box::new(log::LogRecovery::of_top(facts, begun, epoch, oldest)?))
-        },
+        packed: true,
+        create: super::create,
+        recovery: super::recovery,
     },
     Subject {
         label: "map",
@@ -87,6 +88,7 @@ static SUBJECTS: [Subject; 6] = [
         has_pages: false,
         has_layers: false,
         is_direct: false,
+        packed: false,
         create: map::create,
         recovery: map::recovery,
     },
@@ -96,6 +98,7 @@ static SUBJECTS: [Subject; 6] = [
         has_pages: false,
         has_layers: false,
         is_direct: true,
+        packed: false,
         create: super::create,
         recovery: super::recovery,
     },
@@ -577,8 +580,9 @@ fn a_table_that_came_to_nothing_leaves_nothing() {
         life.spill();
         let before = life.storage.stats();
         for rows in [None, Some(1000)] {
-            let (id, name) = (life.tables.len() as u16, "passing".to_owned());
-            let table = TableOfLife { id, name, rows, keys: 0, partitions: None };
+            let (id, packed) = (life.tables.len() as u16, life.subject.packed);
+            let name = "passing".to_owned();
+            let table = TableOfLife { id, name, rows, keys: 0, packed, partitions: None };
             life.storage.create_table(&table.facts(true)).unwrap();
             assert_eq!(life.storage.rows_stored(id), 0);
             assert_eq!(life.storage.contains(id, 5), Some(false));

@@ -30,8 +30,10 @@ pub struct TableFacts<'a> {
     pub name: &'a str,
     /// Ids of a dense table; `None` for a growing one.
     pub num_embeddings: Option<u64>,
-    /// Keys that a growing table is to have, where somebody said so.
+    /// Rows that the table is to have, where somebody said so.
     pub expected_rows: Option<u64>,
+    /// Whether the index of a dense table has room for ids with a row alone.
+    pub packed: bool,
     /// Rows for which a region has room.
     pub capacity: Option<u64>,
     /// Parts of a growing table's index when the record was written; `None` for a new table.

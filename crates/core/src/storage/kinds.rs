@@ -3,7 +3,7 @@
 //! What a table will take of memory and disk is told here, too, before it is made.
 
 use super::{ClassFacts, Storage, StorageRecovery, log, lsm, pmem};
-use crate::config::{Merging, StorageKind};
+use crate::config::{DENSE_IDS_MAX, Merging, StorageKind};
 use crate::error::Result;
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::{File, Medium};
@@ -105,6 +105,10 @@ pub fn index_memory(
             let bytes = pmem::region_bytes(expected.unwrap_or(1), 1);
             IndexMemory { now: bytes.map_or(0, |(_, memory)| memory), growth: 0 }
         }
+        (StorageKind::Log, Some(ids)) if is_packed(kind, Some(ids), expected) => IndexMemory {
+            now: DenseIndex::packed_memory_for(ids, 0),
+            growth: packed_growth(ids, 0, expected.unwrap_or(0)),
+        },
         (StorageKind::Log, Some(ids)) => {
             IndexMemory { now: DenseIndex::memory_for(ids), growth: 0 }
         }
@@ -135,6 +139,23 @@ pub fn index_memory(
             IndexMemory { now: 0, growth }
         }
     })
+}
+
+/// Whether the index of a new table has room for ids with a row alone: of one in a log that is
+/// stored by id, where that is the smaller once it has the rows that are expected.
+pub fn is_packed(kind: StorageKind, ids: Option<u64>, expected: Option<u64>) -> bool {
+    match (kind, ids, expected) {
+        (StorageKind::Log, Some(ids), Some(expected)) if expected < ids && ids <= DENSE_IDS_MAX => {
+            DenseIndex::packed_memory_for(ids, expected) < DenseIndex::memory_for(ids)
+        }
+        _ => false,
+    }
+}
+
+/// Bytes that a packed index of so many ids may grow by, if `more` get a row beside `rows`.
+pub fn packed_growth(ids: u64, rows: u64, more: u64) -> u64 {
+    let bytes = |rows: u64| DenseIndex::packed_memory_for(ids, rows.min(ids));
+    bytes(rows.saturating_add(more)) - bytes(rows)
 }
 
 /// Bytes of what the bottom of an lsm knows of so many rows: fences, and some for each partition,
@@ -238,6 +259,26 @@ mod tests {
         let disk = |kind, top_share| disk_bytes_for(kind, rows, 84, top_share).all();
         assert_eq!(disk(lsm, TOP_SHARE), 130_000_000);
         assert!(disk(lsm, TOP_SHARE) < disk(log, TOP_SHARE));
+    }
+
+    #[test]
+    fn an_index_in_a_log_is_packed_where_that_is_the_smaller() {
+        let ids = 1_000_000;
+        let is_packed = |expected| is_packed(StorageKind::Log, Some(ids), expected);
+        assert!(is_packed(Some(1)) && is_packed(Some(ids / 2)) && is_packed(Some(ids * 8 / 10)));
+        assert!(!is_packed(Some(ids * 9 / 10)) && !is_packed(Some(ids)) && !is_packed(None));
+        assert!(!is_packed(Some(u64::MAX)));
+        let memory = |expected| {
+            index_memory(StorageKind::Log, Some(ids), expected, Merging::default()).unwrap()
+        };
+        assert_eq!(memory(None), IndexMemory { now: 4_000_016, growth: 0 });
+        let eighth = memory(Some(ids / 8));
+        assert_eq!(eighth.now, DenseIndex::packed_memory_for(ids, 0));
+        assert_eq!(eighth.now + eighth.growth, DenseIndex::packed_memory_for(ids, ids / 8));
+        assert_eq!(packed_growth(ids, ids, 5), 0);
+        for kind in [StorageKind::Lsm, StorageKind::Pages, StorageKind::Pmem] {
+            assert!(!super::is_packed(kind, Some(ids), Some(1)), "{kind:?}");
+        }
     }
 
     #[test]

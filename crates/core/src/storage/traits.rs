@@ -417,7 +417,7 @@ pub trait StorageBudget {
     fn equip(&mut self, share: Share, medium: &dyn Medium) -> Result<()>;
 
     /// Bytes by which the index of a table still grows until it has `expected` rows: none where a
-    /// dense table's has all its memory from the begin.
+    /// dense table's has all its memory from the begin, as in a log unless it is packed.
     fn index_growth(&self, table: u16, expected: u64) -> u64;
 
     /// Bytes that deletes of these keys leave in memory until upkeep has dropped their rows.

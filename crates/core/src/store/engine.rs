@@ -513,6 +513,7 @@ impl Engine {
                 return ClassDemand { rows: 1, sparse, index_bytes, ..demand };
             }
             ClassDemand {
+                ids: class.dense_rows,
                 rows: tables()
                     .map(|t| {
                         let written = t.rows.load(Ordering::Relaxed);
@@ -637,16 +638,18 @@ impl Engine {
 
     /// Bytes by which indexes will grow for new keys whose rows are in memory alone, and those of
     /// dense tables until they have all rows: a plan has left room for that, which nobody takes.
+    /// Packed ones in a log grow as those of growing tables do.
     pub(super) fn index_bytes_to_come(&self) -> u64 {
         self.tables
             .iter()
             .map(|table| {
                 let class = &self.classes[table.class];
                 let log = class.log.lock();
-                if let Some(ids) = table.record.dense_ids() {
-                    return log.index_growth(table.id(), ids);
-                }
                 let rows = table.rows.load(Ordering::Relaxed);
+                if let Some(ids) = table.record.dense_ids() {
+                    let to_come = if table.record.packed { rows } else { ids };
+                    return log.index_growth(table.id(), to_come);
+                }
                 let new = rows.saturating_sub(log.rows_stored(table.id()));
                 // Layers may have stored more than the storage can tell.
                 class.memory_for_new_keys(new.min(class.unwritten_rows(&**log)))

@@ -36,6 +36,7 @@ pub use sweeps::freeze::{
     CANDIDATES_MAX, FreezeError, FreezeOptions, FreezeReport, Frozen, PlannedPages, freeze,
     freeze_again,
 };
+pub use sweeps::gather::{GatherOptions, Part, gather};
 pub use sweeps::resize::{ResizeReport, ResizeTo, resize};
 pub use sweeps::scan::Scan;
 pub use verbs::views::RowViews;
@@ -388,6 +389,11 @@ impl Store {
     /// other means has the same.
     pub fn id(&self) -> u128 {
         self.inner.superblock.uuid
+    }
+
+    /// The seed of initial rows.
+    pub fn seed(&self) -> u64 {
+        self.inner.superblock.seed
     }
 
     /// True while the commit at hand cannot be dropped by a writer. False for a reader that may not

@@ -85,7 +85,8 @@ impl Store {
         inner.check_budget(&engine, spec, &class)?;
         let (id, born) = (engine.tables.len() as u16, true);
         let spec = TableSpec { capacity: spec.room(), ..spec.clone() };
-        let mut record = TableRecord { id, class: 0, spec, partitions: None, born };
+        let packed = is_packed(&spec);
+        let mut record = TableRecord { id, class: 0, spec, partitions: None, packed, born };
         // It has no partitions yet that say how it is stored.
         let ids = record.spec.new_dense_ids();
         let facts = TableFacts { num_embeddings: ids, ..record.facts() };
@@ -137,7 +138,7 @@ impl Store {
 }
 
 /// Refuses to open a table with other parameters than it has.
-fn compare(stored: &TableSpec, asked: &TableSpec) -> Result<()> {
+pub(super) fn compare(stored: &TableSpec, asked: &TableSpec) -> Result<()> {
     let mut differences = Vec::new();
     let mut differ = |what: &str, stored: String, asked: String| {
         if stored != asked {
@@ -226,7 +227,7 @@ impl Inner {
         let Memory::Bytes(budget) = self.options.memory else {
             let rows = match spec.storage.is_direct() {
                 true => Some(0),
-                false => spec.new_rows_to_come(),
+                false => new_rows_to_come(spec),
             };
             let table = spec.name.as_str();
             let new = RowsToCome { table, rows, row_bytes: 0 };
@@ -290,7 +291,7 @@ impl Inner {
 
     /// Refuses a table whose rows, all written, the disk could not hold.
     fn check_disk(&self, engine: &Engine, spec: &TableSpec, layout: &RowLayout) -> Result<()> {
-        let Some(rows) = spec.new_rows_to_come() else { return Ok(()) };
+        let Some(rows) = new_rows_to_come(spec) else { return Ok(()) };
         if !self.options.check_disk {
             return Ok(());
         }
@@ -342,7 +343,7 @@ impl Inner {
     ) -> Result<Option<DeviceCurve>> {
         let row_bytes = layout.row_bytes();
         let large =
-            spec.new_rows_to_come().unwrap_or(0).saturating_mul(row_bytes as u64) >= LARGE_BYTES;
+            new_rows_to_come(spec).unwrap_or(0).saturating_mul(row_bytes as u64) >= LARGE_BYTES;
         if spec.storage.is_direct() || (page_bytes.is_some() && !large) {
             return Ok(None);
         }
@@ -418,7 +419,7 @@ impl Inner {
         class.record.segment_bytes = storage::choose_segment(&ClassNeed {
             row_bytes,
             page_bytes,
-            rows: spec.new_rows_to_come(),
+            rows: new_rows_to_come(spec),
             max_disk_bytes: self.options.max_disk_bytes,
             segment_bytes: self.options.segment_bytes.filter(|_| !spec.storage.is_direct()),
         })?;
@@ -499,6 +500,17 @@ impl Inner {
         }
         measured.map(Some)
     }
+}
+
+/// Whether a new table in a log has an index with room for ids with a row alone.
+fn is_packed(spec: &TableSpec) -> bool {
+    storage::is_packed(spec.storage, spec.new_dense_ids(), spec.expected_rows)
+}
+
+/// Rows that a new table will have, as far as is known.
+fn new_rows_to_come(spec: &TableSpec) -> Option<u64> {
+    let rows = spec.new_rows_to_come();
+    if is_packed(spec) { rows.min(spec.expected_rows) } else { rows }
 }
 
 /// What every class demands when this table is there, too.

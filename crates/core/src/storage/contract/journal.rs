@@ -13,6 +13,8 @@ pub(super) struct TableOfLife {
     pub(super) rows: Option<u64>,
     /// Keys that are used.
     pub(super) keys: u64,
+    /// Whether its index is packed, if it is dense.
+    pub(super) packed: bool,
     pub(super) partitions: Option<u32>,
 }
 
@@ -23,6 +25,7 @@ impl TableOfLife {
             name: &self.name,
             num_embeddings: self.rows,
             expected_rows: None,
+            packed: self.packed,
             capacity: Some(self.keys.max(1)),
             partitions: self.partitions,
             born,

@@ -255,9 +255,9 @@ impl Life {
     }
 
     pub(super) fn create_table(&mut self, rows: Option<u64>, keys: u64) {
-        let id = self.tables.len() as u16;
+        let (id, packed) = (self.tables.len() as u16, self.subject.packed);
         let name = format!("table {id}");
-        let mut table = TableOfLife { id, name, rows, keys, partitions: None };
+        let mut table = TableOfLife { id, name, rows, keys, packed, partitions: None };
         table.partitions = self.storage.create_table(&table.facts(true)).unwrap();
         self.journal.push(Record::Table(table.clone()));
         self.tables.push(table);

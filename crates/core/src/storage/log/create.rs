@@ -2,9 +2,7 @@
 
 use super::demand::PARKED_ROWS_MIN;
 use super::file::write_header;
-use super::{
-    ClassLog, IndexForm, SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN, Segments, TableIndex, Writer,
-};
+use super::{ClassLog, SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN, Segments, TableIndex, Writer};
 use crate::error::{Result, bail};
 use crate::hash::table_salt;
 use crate::index::{DenseIndex, SparseIndex};
@@ -90,39 +88,27 @@ pub fn create(
     epoch: u64,
     medium: &Arc<dyn Medium>,
 ) -> Result<Box<dyn Storage>> {
-    Ok(Box::new(create_in_form(facts, file, epoch, medium, IndexForm::Full)?))
+    Ok(Box::new(create_log(facts, file, epoch, medium)?))
 }
 
-/// As `create`, a log that is to hold few rows of its tables.
-pub fn create_top(
+/// As `create`.
+pub fn create_log(
     facts: &ClassFacts,
     file: Arc<dyn File>,
     epoch: u64,
     medium: &Arc<dyn Medium>,
-) -> Result<ClassLog> {
-    create_in_form(facts, file, epoch, medium, IndexForm::Packed)
-}
-
-fn create_in_form(
-    facts: &ClassFacts,
-    file: Arc<dyn File>,
-    epoch: u64,
-    medium: &Arc<dyn Medium>,
-    form: IndexForm,
 ) -> Result<ClassLog> {
     let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed, .. } = *facts;
     let layout = PageLayout::new(page_bytes, row_bytes, class, seed)?;
     write_header(&*file, facts)?;
     let pages = (segment_bytes / page_bytes as u64) as u32;
     let segments = Segments::new(pages, layout.rows_per_page as u32, epoch);
-    let mut log = ClassLog::bare(layout, file, segment_bytes, segments, 0, medium)?;
-    log.form = form;
-    Ok(log)
+    ClassLog::bare(layout, file, segment_bytes, segments, 0, medium)
 }
 
 impl StorageTables for ClassLog {
     fn create_table(&mut self, facts: &TableFacts<'_>) -> Result<Option<u32>> {
-        let index = TableIndex::empty(facts, self.form)?;
+        let index = TableIndex::empty(facts)?;
         let partitions = match &index {
             TableIndex::Sparse(index, _) => Some(index.partitions()),
             TableIndex::Dense(_) => None,
@@ -155,12 +141,12 @@ impl ClassLog {
 
 impl TableIndex {
     /// The index of a table without rows, divided as the record says, or as a new one.
-    pub(super) fn empty(facts: &TableFacts<'_>, form: IndexForm) -> Result<Self> {
+    pub(super) fn empty(facts: &TableFacts<'_>) -> Result<Self> {
         let expected = facts.expected_rows.unwrap_or(0);
         Ok(match (facts.num_embeddings, facts.partitions) {
-            (Some(rows), _) => TableIndex::Dense(match form {
-                IndexForm::Full => DenseIndex::new(rows)?,
-                IndexForm::Packed => DenseIndex::packed(rows)?,
+            (Some(ids), _) => TableIndex::Dense(match facts.packed {
+                false => DenseIndex::new(ids)?,
+                true => DenseIndex::packed(ids)?,
             }),
             (None, partitions) => {
                 let index = match partitions {

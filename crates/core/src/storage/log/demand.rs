@@ -3,7 +3,7 @@
 //! The owner divides its budget and says how many bytes a class has; of those a log takes some for
 //! chunks, a flush buffer and deltas that wait for the journal. They shrink down to a floor.
 
-use super::{ClassLog, Stream, Writer};
+use super::{ClassLog, Stream, TableIndex, Writer};
 use crate::config::StorageKind;
 use crate::error::Result;
 use crate::index::INDEX_BYTES_PER_KEY;
@@ -168,11 +168,12 @@ impl StorageBudget for ClassLog {
     }
 
     fn index_growth(&self, table: u16, expected: u64) -> u64 {
-        if !self.index(table).is_sparse() {
-            return 0;
-        }
-        let now = self.index(table).memory_bytes() as u64;
-        log_index_bytes(expected).saturating_sub(now)
+        let index = self.index(table);
+        let most = match index {
+            TableIndex::Dense(index) => index.memory_with(expected),
+            TableIndex::Sparse(..) => log_index_bytes(expected),
+        };
+        most.saturating_sub(index.memory_bytes() as u64)
     }
 
     fn memory(&self) -> StorageMemory {

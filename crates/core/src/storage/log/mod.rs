@@ -30,7 +30,7 @@ mod write;
 mod writer;
 
 pub(super) use cleaner::LIVE_SHARE;
-pub use create::{ClassNeed, check_class, choose_segment, create, create_top};
+pub use create::{ClassNeed, check_class, choose_segment, create, create_log};
 pub use demand::MERGE_PORTIONS;
 pub use file::{check_header, seed_of_file, write_header};
 pub use recovery::LogRecovery;
@@ -51,15 +51,6 @@ use std::sync::Arc;
 
 /// Sets the checksum of candidates apart from other uses of the hash.
 const CANDIDATE_SALT: u64 = 0xC0DE;
-
-/// The form of the indexes of a log's dense tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IndexForm {
-    /// A word for every id: most of them are stored here.
-    Full,
-    /// A bit for every id, and words of those that are stored here, which are few.
-    Packed,
-}
 
 /// The index of one table.
 #[derive(Debug)]
@@ -217,8 +208,6 @@ impl TableIndex {
 pub struct ClassLog {
     pages: Arc<LogPages>,
     segment_bytes: u64,
-    /// Of the indexes of dense tables.
-    form: IndexForm,
     /// Counts of held copies.
     segments: Segments,
     /// Rows on their way to storage.
@@ -268,7 +257,6 @@ impl ClassLog {
         Self {
             pages: Arc::new(LogPages { layout, file }),
             segment_bytes,
-            form: IndexForm::Full,
             segments,
             buffer,
             writer,

@@ -7,7 +7,7 @@
 use super::delta::{Decoded, Delta, DenseRow, decode, id_of};
 use super::file::check_header;
 use super::fillings::Fillings;
-use super::{ClassLog, IndexForm, Segments, TableIndex};
+use super::{ClassLog, Segments, TableIndex};
 use crate::config::{Merging, StorageKind};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::hash::mix;
@@ -28,8 +28,6 @@ const BLOCK_DELTAS: usize = 32;
 pub struct LogRecovery {
     facts: ClassFacts,
     layout: PageLayout,
-    /// Of the indexes of dense tables.
-    form: IndexForm,
     /// By id, ascending.
     tables: Vec<RecoveredTable>,
     /// By id, where a table is among `tables`; 0 for ids of other classes, too.
@@ -59,8 +57,6 @@ struct Begin {
     epoch: u64,
     /// The oldest commit that is kept.
     oldest: u64,
-    /// Of the indexes of dense tables.
-    form: IndexForm,
 }
 
 /// A copy that was outdated in an epoch.
@@ -75,7 +71,7 @@ impl StorageRecovery for LogRecovery {
         if facts.num_embeddings.is_none() && facts.partitions.is_none() {
             bail!(Corrupt, "growing table '{}' has no partitions", facts.name);
         }
-        let index = TableIndex::empty(facts, self.form)?;
+        let index = TableIndex::empty(facts)?;
         let all = || vec![true; index.pieces() as usize];
         let missing = (!facts.born).then(all).filter(|missing| !missing.is_empty());
         self.push(facts, index, missing);
@@ -160,26 +156,11 @@ impl LogRecovery {
     /// Begins with a class without tables, in `epoch`. `fillings` is what its record says of the
     /// begin of fillings; commits before `oldest` are not kept.
     pub fn new(facts: &ClassFacts, fillings: &str, epoch: u64, oldest: u64) -> Result<Self> {
-        Self::in_form(facts, fillings, epoch, oldest, IndexForm::Full)
-    }
-
-    /// As `new`, of a log that holds few rows of its tables.
-    pub fn of_top(facts: &ClassFacts, fillings: &str, epoch: u64, oldest: u64) -> Result<Self> {
-        Self::in_form(facts, fillings, epoch, oldest, IndexForm::Packed)
-    }
-
-    fn in_form(
-        facts: &ClassFacts,
-        fillings: &str,
-        epoch: u64,
-        oldest: u64,
-        form: IndexForm,
-    ) -> Result<Self> {
         let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed, .. } = *facts;
         let layout = PageLayout::new(page_bytes, row_bytes, class, seed)?;
         let pages = segment_bytes / page_bytes as u64;
         let fillings = Fillings::new(layout.rows_per_page, pages, fillings)?;
-        let begin = Begin { epoch, oldest, form };
+        let begin = Begin { epoch, oldest };
         Ok(Self::with_fillings(*facts, layout, fillings, begin))
     }
 
@@ -189,11 +170,10 @@ impl LogRecovery {
         fillings: Fillings,
         begin: Begin,
     ) -> Self {
-        let Begin { epoch, oldest, form } = begin;
+        let Begin { epoch, oldest } = begin;
         Self {
             facts,
             layout,
-            form,
             tables: Vec::new(),
             positions: Vec::new(),
             fillings,
@@ -235,7 +215,6 @@ impl LogRecovery {
             }
         };
         let mut log = ClassLog::bare(self.layout, file, segment_bytes, segments, sequence, medium)?;
-        log.form = self.form;
         for table in self.tables {
             log.add_table(table.id, table.index);
         }
@@ -407,7 +386,7 @@ impl ClassLog {
         };
         let pages = segment_bytes / page_bytes as u64;
         let fillings = Fillings::going_on(layout.rows_per_page, pages, self.segments.firsts());
-        let begin = Begin { epoch, oldest, form: self.form };
+        let begin = Begin { epoch, oldest };
         let mut recovery = LogRecovery::with_fillings(facts, layout, fillings, begin);
         for facts in tables {
             recovery.push(facts, self.index(facts.table).empty_copy()?, None);

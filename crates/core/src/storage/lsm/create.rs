@@ -25,7 +25,7 @@ pub fn create(
     epoch: u64,
     medium: &Arc<dyn Medium>,
 ) -> Result<Box<dyn Storage>> {
-    let top = log::create_top(facts, file, epoch, medium)?;
+    let top = log::create_log(facts, file, epoch, medium)?;
     let (version, orders) = (Version::default(), Orders::default());
     let bottom = Bottom::open(Arc::clone(medium), &shape(facts), orders, version, Vec::new())?;
     let room = MergeRoom::new(facts.class);
@@ -46,10 +46,10 @@ pub(super) fn order_of(facts: &TableFacts<'_>) -> TableOrder {
     }
 }
 
-/// A table as the top is told of it, which has a part of its rows.
+/// A table as the top is told of it, which has few of its rows.
 pub(super) fn facts_above<'a>(facts: &TableFacts<'a>, merging: Merging) -> TableFacts<'a> {
     let expected_rows = facts.expected_rows.map(|rows| (rows as f64 * merging.top_share) as u64);
-    TableFacts { expected_rows, ..*facts }
+    TableFacts { expected_rows, packed: true, ..*facts }
 }
 
 impl StorageTables for Lsm {

@@ -80,6 +80,7 @@ impl Fixture {
                 name,
                 num_embeddings,
                 expected_rows,
+                packed: false,
                 capacity,
                 partitions,
                 born,

@@ -46,7 +46,7 @@ impl LsmRecovery {
         let (fillings, version) = read_record(begun)?;
         Ok(Self {
             facts: *facts,
-            top: Box::new(LogRecovery::of_top(facts, fillings, epoch, oldest)?),
+            top: Box::new(LogRecovery::new(facts, fillings, epoch, oldest)?),
             orders: Orders::default(),
             version,
             open: Vec::new(),

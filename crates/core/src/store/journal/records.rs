@@ -45,6 +45,9 @@ pub(crate) struct TableRecord {
     pub(crate) spec: TableSpec,
     /// Partitions of the index of a table that is not stored by id.
     pub(crate) partitions: Option<u32>,
+    /// Whether the index of a table that is stored by id in a log is packed.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) packed: bool,
     /// True when the table was created here: its index is empty, and no piece need be loaded.
     pub(crate) born: bool,
 }
@@ -57,17 +60,21 @@ impl TableRecord {
 
     /// Rows that the table will have, as far as is known.
     pub(crate) fn rows_to_come(&self) -> Option<u64> {
-        self.dense_ids().or_else(|| self.spec.room()).or(self.spec.expected_rows)
+        match (self.dense_ids(), self.spec.expected_rows) {
+            (Some(ids), Some(expected)) if self.packed => Some(ids.min(expected)),
+            (ids, expected) => ids.or_else(|| self.spec.room()).or(expected),
+        }
     }
 
     /// What a layout is told of the table.
     pub(crate) fn facts(&self) -> TableFacts<'_> {
-        let Self { id, ref spec, partitions, born, .. } = *self;
+        let Self { id, ref spec, partitions, packed, born, .. } = *self;
         TableFacts {
             table: id,
             name: &spec.name,
             num_embeddings: self.dense_ids(),
             expected_rows: spec.expected_rows,
+            packed,
             capacity: spec.room(),
             partitions,
             born,

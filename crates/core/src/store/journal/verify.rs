@@ -58,7 +58,7 @@ impl TableRecord {
         classes: &[ClassRecord],
         file_bytes: u64,
     ) -> Result<()> {
-        let Self { id, class, spec, partitions, born } = self;
+        let Self { id, class, spec, partitions, packed, born } = self;
         if usize::from(*id) != tables.len() {
             bail!(Corrupt, "table {id} is recorded as number {}", tables.len());
         }
@@ -94,12 +94,18 @@ impl TableRecord {
                 spec.num_embeddings
             );
         }
+        if *packed && (spec.storage != StorageKind::Log || self.dense_ids().is_none()) {
+            bail!(
+                Corrupt,
+                "{what}: its index is packed, and it is no table of a log that is stored by id"
+            );
+        }
         // An index is allocated before its pieces are read, and all of them are in this file.
         let pieces = match (self.dense_ids(), partitions) {
             (Some(rows), _) => match spec.storage {
-                StorageKind::Log => rows.saturating_mul(4),
-                // A bit for each id, and the words of those that have a row in the top.
-                StorageKind::Lsm | StorageKind::Pages => rows / 8,
+                StorageKind::Log if !packed => rows.saturating_mul(4),
+                // A bit for each id, and the words of those that have a row, in an lsm in the top.
+                StorageKind::Log | StorageKind::Lsm | StorageKind::Pages => rows / 8,
                 StorageKind::Pmem => 0,
             },
             _ if spec.storage.is_direct() => 0,
@@ -227,6 +233,7 @@ mod tests {
     fn a_table_that_the_catalog_cannot_have_is_corrupt() {
         table("", "", 0).unwrap();
         table("true", "false", 4000).unwrap();
+        table("null,\"born\":true", "null,\"packed\":true,\"born\":false", 125).unwrap();
         for (from, to, file_bytes) in [
             ("\"id\":0", "\"id\":1", 0),
             ("\"class\":0", "\"class\":1", 0),
@@ -238,6 +245,7 @@ mod tests {
             ("\"name\":\"t\"", "\"name\":\"\"", 0),
             ("true", "false", 3999),
             ("\"dtype\"", "\"storage\":\"lsm\",\"dtype\"", 4000),
+            ("null,\"born\":true", "null,\"packed\":true,\"born\":false", 124),
         ] {
             let error = table(from, to, file_bytes).expect_err(to);
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{to}: {error}");

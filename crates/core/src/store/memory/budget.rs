@@ -20,6 +20,8 @@ pub(in crate::store) struct ClassDemand {
     pub(in crate::store) read_depth: usize,
     /// Rows of all its tables, as declared or expected.
     pub(in crate::store) rows: u64,
+    /// Ids of its tables that are stored by id, with or without a row.
+    pub(in crate::store) ids: u64,
     /// True when a table of the class grows: its rows spread unevenly over the sets.
     pub(in crate::store) sparse: bool,
     /// Bytes of its indexes as they are.
@@ -241,11 +243,11 @@ pub(in crate::store) fn divide(budget: u64, demands: &[ClassDemand]) -> Result<V
     give_sets(cache, &mut plans, demands);
     // Fewer sets than that, and place and tag do not tell the rows apart.
     for (plan, demand) in plans.iter_mut().zip(demands) {
-        plan.headers |= !CacheShape::tells_dense_rows(plan.sets as u64, demand.rows);
+        plan.headers |= !CacheShape::tells_dense_rows(plan.sets as u64, demand.ids);
     }
     give_sets(cache, &mut plans, demands);
     for (plan, demand) in plans.iter_mut().zip(demands) {
-        if !plan.headers && !CacheShape::tells_dense_rows(plan.sets as u64, demand.rows) {
+        if !plan.headers && !CacheShape::tells_dense_rows(plan.sets as u64, demand.ids) {
             plan.add_headers(demand);
         }
     }
@@ -330,8 +332,9 @@ fn give_sets(cache: u64, plans: &mut [ClassPlan], demands: &[ClassDemand]) {
             let weight = demand.rows.max(1) as f64 * demand.row_bytes as f64 / all;
             let one = set_bytes(demand, plans[*i].headers);
             let sets = (round as f64 * weight) as u64 / one;
-            // Rows of growing tables fall into sets at random: leave room for the fullest.
-            let slack = if demand.sparse { 1.5 } else { 1.0 };
+            // Rows of growing tables, and of some ids, fall into sets at random: leave room for
+            // the fullest.
+            let slack = if demand.sparse || demand.ids > demand.rows { 1.5 } else { 1.0 };
             let most = ((demand.rows as f64 * slack) as u64).div_ceil(WAYS as u64).max(1) - 1;
             if sets >= most && demand.rows > 0 {
                 plans[*i].sets = 1 + most as usize;
@@ -359,6 +362,7 @@ mod tests {
             page_bytes: 4096,
             read_depth: 128,
             rows,
+            ids: rows,
             sparse: false,
             index_bytes: rows * 4,
             index_growth: 0,

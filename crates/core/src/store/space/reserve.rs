@@ -4,7 +4,7 @@ use crate::activation::{Branch, note};
 use crate::cache::TakeWay;
 use crate::config::StorageKind;
 use crate::error::{ErrorKind, Result, bail};
-use crate::storage::Storage;
+use crate::storage::{self, Storage};
 use crate::store::Inner;
 use crate::store::commit::Asker;
 use crate::store::engine::{Class, ClassPhase, Engine, Table, park};
@@ -190,7 +190,7 @@ impl Inner {
             let enough = engine.spell(&self.options, enough);
             bail!(
                 Budget,
-                "the indexes of growing tables take {} bytes, which leaves the cache at its \
+                "the indexes of tables that grow take {} bytes, which leaves the cache at its \
                  smallest and {used} bytes in use of memory={}; nothing was changed; reopen with \
                  at least memory={enough}",
                 engine.memory().index_bytes,
@@ -307,12 +307,18 @@ fn rows_of_class(keys: &[Keys<'_>], class: usize) -> u64 {
         .sum()
 }
 
-/// Bytes of memory for those keys of growing tables that `count` says are new.
+/// Bytes of memory for those keys that `count` says are new, of growing tables and of those whose
+/// index is packed.
 fn memory_for(engine: &Engine, keys: &[Keys<'_>], count: impl Fn(&Keys<'_>) -> u64) -> u64 {
-    keys.iter()
-        .filter(|batch| batch.table.first.is_none())
-        .map(|batch| engine.classes[batch.table.class].memory_for_new_keys(count(batch)))
-        .sum()
+    let of_batch = |batch: &Keys<'_>| match batch.table.record.dense_ids() {
+        None => engine.classes[batch.table.class].memory_for_new_keys(count(batch)),
+        Some(ids) if batch.table.record.packed => {
+            let rows = batch.table.rows.load(Ordering::Relaxed);
+            storage::packed_growth(ids, rows, count(batch))
+        }
+        Some(_) => 0,
+    };
+    keys.iter().map(of_batch).sum()
 }
 
 /// Keys of a batch that are neither stored nor in memory: at least those that are new.

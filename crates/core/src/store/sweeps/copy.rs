@@ -5,8 +5,8 @@
 
 use crate::buckets::{Buckets, bucket_of};
 use crate::config::{
-    CommitInfo, DENSE_IDS_MAX, Memory, NonFinite, PutBatch, StorageKind, StoreOptions, TableInfo,
-    TableSpec,
+    CommitInfo, DENSE_IDS_MAX, Memory, NonFinite, PutBatch, StorageKind, StoreOptions, TableId,
+    TableInfo, TableSpec,
 };
 use crate::error::{Error, Result, bail};
 use crate::io::{DirectoryMedium, IoChoice, Medium, OpenMode};
@@ -84,7 +84,8 @@ impl CopyOptions {
         let twice = || spec.expected_rows.unwrap_or(0).max(info.rows.saturating_mul(2)).max(1);
         let room = || self.capacity.or(spec.capacity).or(ids).unwrap_or_else(twice);
         let capacity = storage.is_direct().then(|| room().min(ids.unwrap_or(u64::MAX)));
-        TableSpec { storage, capacity, ..spec.clone() }
+        let expected_rows = expected_in(spec, self.buckets.as_ref());
+        TableSpec { storage, capacity, expected_rows, ..spec.clone() }
     }
 }
 
@@ -145,43 +146,69 @@ pub fn copy_with(
     }
     for info in &tables {
         let id = target.table(&to.spec(info))?;
-        let dim = info.spec.embedding_dim;
-        let mut keys = vec![0; ROWS];
-        let mut values = vec![0.0; ROWS * dim];
-        let mut state = vec![0.0; ROWS * info.state_words];
-        let mut scan = source.scan(info.id)?;
-        loop {
-            let rows = scan.next_batch(&mut keys, &mut values, Some(&mut state))?;
-            if rows == 0 {
-                break;
-            }
-            done += rows as u64;
-            let (keys, values) = (&mut keys[..rows], &mut values[..rows * dim]);
-            let state = &mut state[..rows * info.state_words];
-            let rows = match &to.buckets {
-                None => rows,
-                Some(buckets) => {
-                    let is_dense = info.spec.num_embeddings.is_some();
-                    keep_rows(keys, values, state, |key| buckets.contains(bucket_of(key, is_dense)))
-                }
-            };
-            if rows > 0 {
-                target.put(&[PutBatch {
-                    table: id,
-                    keys: &keys[..rows],
-                    values: &values[..rows * dim],
-                    state: Some(&state[..rows * info.state_words]),
-                    reset_state: false,
-                    non_finite: NonFinite::Apply,
-                }])?;
-            }
-            copied += rows as u64;
-            progress(done, all)?;
-        }
+        copied += copy_rows((&source, info), (&target, id), to.buckets.as_ref(), &mut |rows| {
+            done += rows;
+            progress(done, all)
+        })?;
         target.inner.set_updates(id, info.updates)?;
     }
     let (commit, disk_bytes) = end_copy(&source, &target)?;
     Ok(CopyReport { commit, rows: copied, disk_bytes })
+}
+
+/// Copies the rows of a table, of some buckets if they are given, to one with as long rows.
+/// `progress` gets the rows that were looked at. Returns how many were copied.
+pub(super) fn copy_rows(
+    (source, info): (&Store, &TableInfo),
+    (target, id): (&Store, TableId),
+    buckets: Option<&Buckets>,
+    progress: &mut dyn FnMut(u64) -> Result<()>,
+) -> Result<u64> {
+    let dim = info.spec.embedding_dim;
+    let mut keys = vec![0; ROWS];
+    let mut values = vec![0.0; ROWS * dim];
+    let mut state = vec![0.0; ROWS * info.state_words];
+    let mut scan = source.scan(info.id)?;
+    let mut copied = 0;
+    loop {
+        let looked_at = scan.next_batch(&mut keys, &mut values, Some(&mut state))?;
+        if looked_at == 0 {
+            return Ok(copied);
+        }
+        let (keys, values) = (&mut keys[..looked_at], &mut values[..looked_at * dim]);
+        let state = &mut state[..looked_at * info.state_words];
+        let rows = match buckets {
+            None => looked_at,
+            Some(buckets) => {
+                let is_dense = info.spec.num_embeddings.is_some();
+                keep_rows(keys, values, state, |key| buckets.contains(bucket_of(key, is_dense)))
+            }
+        };
+        if rows > 0 {
+            target.put(&[PutBatch {
+                table: id,
+                keys: &keys[..rows],
+                values: &values[..rows * dim],
+                state: Some(&state[..rows * info.state_words]),
+                reset_state: false,
+                non_finite: NonFinite::Apply,
+            }])?;
+        }
+        copied += rows as u64;
+        progress(looked_at as u64)?;
+    }
+}
+
+/// Rows that a table is expected to have of some buckets: of a dense one no more than ids in them.
+pub(super) fn expected_in(spec: &TableSpec, buckets: Option<&Buckets>) -> Option<u64> {
+    match (spec.num_embeddings, buckets) {
+        (Some(ids), Some(buckets)) => {
+            let here = buckets.ids_below(ids).max(1);
+            let expected = spec.expected_rows.map_or(here, |expected| expected.min(here));
+            if expected < ids { Some(expected) } else { spec.expected_rows }
+        }
+        _ => spec.expected_rows,
+    }
 }
 
 /// Brings the rows of keys that are kept to the front, in their order. Returns how many they are.
@@ -259,7 +286,17 @@ pub(super) fn end_copy(source: &Store, target: &Store) -> Result<(CommitInfo, u6
     let state = source.state()?;
     let borrowed: Vec<(&str, &[u8])> =
         state.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
-    let copied = target.commit(commit.step, &commit.meta, &borrowed)?;
+    finish(target, commit.step, &commit.meta, &borrowed)
+}
+
+/// Commits a copy and makes it a store.
+pub(super) fn finish(
+    target: &Store,
+    step: u64,
+    meta: &str,
+    state: &[(&str, &[u8])],
+) -> Result<(CommitInfo, u64)> {
+    let copied = target.commit(step, meta, state)?;
     let disk_bytes = target.stats()?.disk_bytes;
     let medium = &*target.inner.medium;
     medium.remove(UNFINISHED)?;

@@ -22,6 +22,7 @@ mod hot;
 mod meddled;
 mod merge_room;
 mod merges;
+mod packed;
 mod pins;
 mod plain;
 mod pmem;

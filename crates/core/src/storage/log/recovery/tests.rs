@@ -66,7 +66,7 @@ struct Writer {
     classes: [Class; 2],
     tables: Vec<Table>,
     epoch: u64,
-    form: IndexForm,
+    packed: bool,
     /// Whether the tables are born in the file, and into how many parts their indexes were divided
     /// when it began.
     born: bool,
@@ -76,9 +76,9 @@ struct Writer {
     retained: BTreeSet<(u16, Retained)>,
 }
 
-/// Both forms, in turns.
-fn form_of(seed: u64) -> IndexForm {
-    if seed.is_multiple_of(3) { IndexForm::Packed } else { IndexForm::Full }
+/// Both forms of the index of dense tables, in turns.
+fn is_packed(seed: u64) -> bool {
+    seed.is_multiple_of(3)
 }
 
 fn name_of(table: usize) -> String {
@@ -87,11 +87,11 @@ fn name_of(table: usize) -> String {
 
 impl Writer {
     /// Tables that are `born` in the file, or have rows from before, whose pieces come with time.
-    fn new(seed: u64, born: bool, form: IndexForm) -> Self {
+    fn new(seed: u64, born: bool, packed: bool) -> Self {
         let index = |at: usize, rows: Option<u64>| match rows {
-            Some(rows) => TableIndex::Dense(match form {
-                IndexForm::Full => DenseIndex::new(rows).unwrap(),
-                IndexForm::Packed => DenseIndex::packed(rows).unwrap(),
+            Some(rows) => TableIndex::Dense(match packed {
+                false => DenseIndex::new(rows).unwrap(),
+                true => DenseIndex::packed(rows).unwrap(),
             }),
             None => {
                 TableIndex::Sparse(SparseIndex::restore(4, 0).unwrap(), table_salt(&name_of(at)))
@@ -107,7 +107,7 @@ impl Writer {
             classes: Default::default(),
             tables: tables.collect(),
             epoch: 1,
-            form,
+            packed,
             born,
             partitions: Vec::new(),
             records: Vec::new(),
@@ -312,11 +312,7 @@ impl Replayed {
                 seed: 0,
                 merging: Merging::default(),
             };
-            let recovery = match writer.form {
-                IndexForm::Full => LogRecovery::new(&facts, "", epoch, oldest),
-                IndexForm::Packed => LogRecovery::of_top(&facts, "", epoch, oldest),
-            };
-            recovery.unwrap()
+            LogRecovery::new(&facts, "", epoch, oldest).unwrap()
         });
         let mut replayed = Self(classes.collect());
         for (at, (class, num_embeddings)) in TABLES.into_iter().enumerate() {
@@ -325,6 +321,7 @@ impl Replayed {
                 name: &name_of(at),
                 num_embeddings,
                 expected_rows: None,
+                packed: writer.packed,
                 capacity: None,
                 partitions: writer.partitions[at],
                 born: writer.born,
@@ -392,7 +389,7 @@ fn check(replayed: &Replayed, writer: &Writer, what: &str) {
 #[test]
 fn rows_replayed_at_once_and_one_by_one_give_the_same_indexes() {
     for seed in 0..24 {
-        let mut writer = Writer::new(seed, true, form_of(seed));
+        let mut writer = Writer::new(seed, true, is_packed(seed));
         writer.run();
         for oldest in [0, 1, 2, 3, u64::MAX] {
             let what = format!("seed {seed}, oldest {oldest}");
@@ -409,7 +406,7 @@ fn rows_replayed_at_once_and_one_by_one_give_the_same_indexes() {
 #[test]
 fn pieces_that_come_between_the_deltas_give_the_same_indexes() {
     for seed in 100..124 {
-        let mut writer = Writer::new(seed, false, form_of(seed));
+        let mut writer = Writer::new(seed, false, is_packed(seed));
         writer.run();
         for oldest in [0, 3, u64::MAX] {
             let replayed = writer.replay(2, oldest);
@@ -421,7 +418,7 @@ fn pieces_that_come_between_the_deltas_give_the_same_indexes() {
 #[test]
 fn a_run_of_rows_beyond_its_table_is_damage_either_way() {
     for oldest in [0, u64::MAX] {
-        let mut writer = Writer::new(1, true, IndexForm::Full);
+        let mut writer = Writer::new(1, true, false);
         let deltas = &mut writer.classes[0].deltas;
         for (key, slot) in [5, 299, 300, 6].into_iter().zip(100..) {
             deltas.push(Delta::Row { table: 2, key, old: 0, slot }, false);

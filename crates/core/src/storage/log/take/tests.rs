@@ -1,4 +1,4 @@
-use super::super::{LogRecovery, create_top};
+use super::super::{LogRecovery, create_log};
 use super::*;
 use crate::config::{Merging, StorageKind};
 use crate::error::ErrorKind;
@@ -36,6 +36,7 @@ fn facts_of(table: u16, partitions: Option<u32>) -> TableFacts<'static> {
         name: if is_dense { "dense" } else { "growing" },
         num_embeddings: is_dense.then_some(IDS),
         expected_rows: None,
+        packed: is_dense,
         capacity: None,
         partitions,
         born: true,
@@ -67,7 +68,7 @@ impl Top {
     fn new() -> Self {
         let medium: Arc<dyn Medium> = Arc::new(SimMedium::new(1));
         let file = medium.open("rows", OpenMode::CreateNew).unwrap();
-        let mut log = create_top(&class_facts(), file.clone(), 1, &medium).unwrap();
+        let mut log = create_log(&class_facts(), file.clone(), 1, &medium).unwrap();
         assert_eq!(log.create_table(&facts_of(DENSE, None)).unwrap(), None);
         let partitions = log.create_table(&facts_of(GROWING, None)).unwrap().unwrap();
         let demand = Demand {
@@ -329,7 +330,7 @@ fn what_was_dropped_is_gone_after_recovery_and_indexes_are_packed_again() {
     top.log.drain_changes(&mut changes);
     top.file.sync().unwrap();
 
-    let mut recovery = LogRecovery::of_top(&class_facts(), "", 1, 1).unwrap();
+    let mut recovery = LogRecovery::new(&class_facts(), "", 1, 1).unwrap();
     recovery.table(&facts_of(DENSE, None)).unwrap();
     recovery.table(&facts_of(GROWING, Some(top.partitions))).unwrap();
     recovery.changes(&changes, None).unwrap();
@@ -372,7 +373,7 @@ fn the_sum_over_candidates_tells_of_every_other_copy_and_of_no_order() {
 
     // Several candidates of one key, as keys with equal tags are.
     let sum = |slots: &[u32]| {
-        let mut index = TableIndex::empty(&facts_of(GROWING, None), top.log.form).unwrap();
+        let mut index = TableIndex::empty(&facts_of(GROWING, None)).unwrap();
         let TableIndex::Sparse(hashes, salt) = &mut index else { panic!("it grows") };
         slots.iter().for_each(|slot| hashes.insert(mix(3, *salt), *slot));
         index.candidate_sum(3)

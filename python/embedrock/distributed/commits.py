@@ -1,0 +1,252 @@
+"""Commits of all ranks: every store at the same step, or an error on every rank.
+
+What always holds: commit n + 1 begins after all ranks have n, so of the two commits that a store
+keeps one is common to all, wherever ranks die. The manifest is for readers; no rank needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from embedrock._arguments import flag, whole
+from embedrock.commits import Commit, encode_meta
+from embedrock.distributed.binding import NAME, Binding, Run, binding_of, owners_of
+from embedrock.distributed.exchange import Exchange, Verb
+from embedrock.distributed.manifest import write_manifest
+from embedrock.distributed.together import tell
+from embedrock.errors import MisuseError, NotFoundError, PoisonedError, UnsupportedError
+from embedrock.store import Store
+from embedrock.store.batches import named_bytes
+
+__all__ = ["Bound", "RankCommits", "drop_later"]
+
+_VERB = Verb("commit")
+_BACK = Verb("go_back")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The buckets of all ranks, and what binds the store of this one to its own."""
+
+    runs: Sequence[Run]
+    binding: Binding
+
+    @property
+    def owners(self) -> npt.NDArray[np.uint16]:
+        """(1024,) the rank of each bucket."""
+        return owners_of(self.runs)
+
+
+class RankCommits:
+    """What a shard has of commits: those of all ranks, each of which calls the same."""
+
+    _commits_together = True
+    _pending_step: int | None = None
+    read_only = False
+    """Ranks write."""
+
+    store: Store
+    exchange: Exchange
+    _binding: Binding | None
+    _failed: str | None = None
+    """What is said of a commit that some ranks have and others do not."""
+
+    def _bind(self, bound: object) -> None:
+        """Notes what binds its store, if ``embedrock.distributed.open`` has."""
+        self._binding = bound.binding if isinstance(bound, Bound) else None
+
+    @property
+    def path(self) -> Path:
+        """The directory of this rank's store."""
+        return self.store.path
+
+    @property
+    def run(self) -> str:
+        """The id of the run. Errors: ``MisuseError`` where :func:`open` has not made the shard."""
+        return self._bound().run
+
+    @property
+    def step(self) -> int | None:
+        """Step of the commit that the ranks were opened at or made last. None before the first."""
+        is_initial = self._binding is not None and self._binding.initial
+        return None if is_initial else self.store.step
+
+    @property
+    def meta(self) -> Any:
+        """This rank's meta of that commit."""
+        return self.store.meta
+
+    @property
+    def uncommitted(self) -> tuple[int, int]:
+        """What closing would discard of this rank's store: (batches, rows they touched)."""
+        return self.store.uncommitted
+
+    def state(self) -> dict[str, bytes]:
+        """This rank's named byte strings of that commit."""
+        return {name: content for name, content in self.store.state().items() if name != NAME}
+
+    def commit(
+        self,
+        step: int,
+        meta: Any = None,
+        state: Mapping[str, bytes] | None = None,
+        *,
+        wait: bool = True,
+    ) -> Commit:
+        """Commits the stores of all ranks at one step. Collective; returns this rank's commit.
+
+        ``step`` is the same on all ranks, at least 1, and larger than that of the last commit.
+        ``meta`` and ``state`` are each rank's own; ``state`` has what the ranks have in common on
+        each of them, so that any rank's is enough to go on with another number of ranks.
+
+        Errors: the same on all ranks: ``MisuseError`` for a step that is not larger or differs;
+        ``UnsupportedError`` for ``wait=False``; where a rank's commit failed, a ``RankError`` with
+        its message, also of the rank's own kind. No rank commits after that: go back to the last
+        common commit, or end all and open again.
+
+        Blocking: until all ranks have called it and all disks have it.
+
+        Durability: when it returns the commit survives the death of any ranks and machines, as far
+        as their disks do. Before, the last one does.
+        """
+        failed, told = None, None
+        try:
+            number, named = self._checked(step, state, wait)
+            encode_meta(meta)
+            told = number
+        except Exception as error:
+            failed = error
+        with self.exchange as exchange:
+            steps = tell(exchange, _VERB, told, failed)
+            self._same_steps(steps)
+            made, failed, buckets = None, None, ""
+            try:
+                bound = self._bound().now(self.store)
+                made = self.store.commit(number, meta, {**named, NAME: bound.encoded(number)})
+                buckets = str(bound.buckets)
+            except Exception as error:
+                failed = error
+            try:
+                runs = tell(exchange, _VERB, buckets, failed)
+            except Exception as error:
+                self._failed = (
+                    f"the commit of step {number} failed on a rank ({error}), and others have it; "
+                    f"go back to the last commit that all have, or end all ranks and start again"
+                )
+                raise
+            self._binding, failed = bound, None
+            if exchange.rank == 0:
+                try:
+                    self._write_manifest(bound, number, runs)
+                except Exception as error:
+                    failed = error
+            tell(exchange, _VERB, None, failed)
+        assert made is not None, "an error of this rank was raised before"
+        return made
+
+    def go_back(self, step: int) -> Commit:
+        """Goes back to a commit that all ranks have, in place. Collective; returns this rank's.
+
+        As :meth:`embedrock.Store.go_back`, but later commits are dropped at once on all ranks.
+
+        Errors: the same on all ranks: as there; ``MisuseError`` where ranks give different steps.
+        """
+        failed, behind = None, False
+        try:
+            number = whole("step", step, 0)
+            self._bound()
+            if number not in {commit.step for commit in self.store.commits()}:
+                kept = ", ".join(str(commit.step) for commit in self.store.commits())
+                raise NotFoundError(f"no commit of step {number} is kept; those of {kept} are")
+        except Exception as error:
+            failed = error
+        with self.exchange as exchange:
+            self._same_steps(tell(exchange, _BACK, None if failed else number, failed))
+            try:
+                behind = self.store.step != number
+                self.store.go_back(number)
+            except Exception as error:
+                failed = error
+            tell(exchange, _BACK, None, failed)
+            try:
+                self._binding, self._failed = binding_of(self.store.state(), self.path), None
+                if behind:
+                    drop_later(self.store)
+            except Exception as error:
+                failed = error
+            tell(exchange, _BACK, None, failed)
+        return self.store.commits()[-1]
+
+    def commits(self) -> list[Commit]:
+        """The commits that this rank's store keeps, oldest first."""
+        return self.store.commits()
+
+    def _made_elsewhere(self) -> str | None:
+        """Why what the commit has of a process is not of this rank; None where it is."""
+        world = None if self._binding is None else self._binding.from_world
+        if world is None:
+            return None
+        return (
+            f"the commit of step {self.step} is of {world} ranks, and its stores were divided anew "
+            f"since; what it has of each rank's generators and loader is of none of these"
+        )
+
+    def _give_up(self, error: BaseException) -> None:
+        """Takes the place of a commit of this rank that cannot come: all ranks raise its error."""
+        with self.exchange as exchange:
+            tell(exchange, _VERB, None, error)
+
+    def _bound(self) -> Binding:
+        if self._binding is None:
+            raise MisuseError(
+                f"the store {self.path} is not bound to buckets: open the stores of all ranks with "
+                f"embedrock.distributed.open, which gives a shard whose ranks commit together"
+            )
+        return self._binding
+
+    def _same_steps(self, steps: Sequence[int]) -> None:
+        if any(other != steps[0] for other in steps):
+            said = ", ".join(f"{other} on rank {rank}" for rank, other in enumerate(steps))
+            raise MisuseError(f"step is {said}; all ranks give the same step")
+
+    def _write_manifest(self, bound: Binding, step: int, buckets: Sequence[str]) -> None:
+        """Beside the store of this rank."""
+        kept = {commit.step for commit in self.store.commits()}
+        write_manifest(self.path.parent, bound.run, step, buckets, bound.tables, kept)
+
+    def _checked(
+        self, step: int, state: Mapping[str, bytes] | None, wait: bool
+    ) -> tuple[int, dict[str, bytes]]:
+        number, last = whole("step", step, 0), self.store.step
+        if not flag("wait", wait):
+            raise UnsupportedError(
+                "ranks commit with wait=True alone: the next commit begins after all ranks have "
+                "this one, or there may be none that all have"
+            )
+        if self._failed is not None:
+            raise PoisonedError(self._failed)
+        if last is not None and number <= last:
+            raise MisuseError(
+                f"step is {number}, and the last commit of the ranks is of step {last}; expected a "
+                f"larger one: by its step all ranks know a commit"
+            )
+        named = dict(named_bytes(state))
+        if NAME in named:
+            raise MisuseError(
+                f"state has a byte string {NAME!r}, which commits of ranks have anyway"
+            )
+        return number, named
+
+
+def drop_later(store: Store) -> None:
+    """Makes the commit that a store has gone back to once more, which drops those behind it
+    durably: of one that a rank makes of their step nobody could tell them apart."""
+    step = store.step
+    assert step is not None, "it is at a commit"
+    store.commit(step, store.meta, store.state())

@@ -1,0 +1,55 @@
+"""The manifest of a commit of ranks: which stores it is made of, for readers and exporters.
+
+Ranks need none to go on: they ask each other. One is written when all stores have the commit, so
+what it names is there until the stores' later commits drop it (``docs/formats/ranks.md``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from embedrock._arguments import file_errors
+from embedrock.weights.drafts import atomic
+
+__all__ = ["manifest_name", "write_manifest"]
+
+_MANIFEST = re.compile(r"manifest-(\d{12,20})\.json")
+
+
+def manifest_name(step: int) -> str:
+    """The file of the manifest of a step."""
+    return f"manifest-{step:012}.json"
+
+
+def write_manifest(
+    folder: Path,
+    run: str,
+    step: int,
+    buckets: Sequence[str],
+    tables: Mapping[str, str],
+    kept: Collection[int],
+) -> None:
+    """Writes it into a folder of stores, durably; those of steps that are not kept are removed.
+
+    ``buckets`` are those of each rank in their order, such as ``"0-511"``.
+
+    Errors: ``FullError``, ``IoError``.
+    """
+    facts = {
+        "format": 1,
+        "run": run,
+        "step": step,
+        "world": len(buckets),
+        "buckets": list(buckets),
+        "tables": dict(tables),
+    }
+    with atomic(folder / manifest_name(step)) as file:
+        file.write(json.dumps(facts, indent=1).encode() + b"\n", 0)
+    with file_errors(f"removing old manifests in {folder}"):
+        for old in folder.iterdir():
+            match = _MANIFEST.fullmatch(old.name)
+            if match and int(match[1]) not in kept:
+                old.unlink(missing_ok=True)

@@ -1,0 +1,263 @@
+"""Another number of ranks: the stores of a run made anew, offline, every bit of the rows kept.
+
+Needs no process group, and PyTorch no more than this package does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from embedrock import _core
+from embedrock._arguments import (
+    Progress,
+    file_errors,
+    function,
+    named_path,
+    shown,
+    whole,
+    whole_or_none,
+)
+from embedrock._memory import memory_text
+from embedrock.commits import encode_meta
+from embedrock.distributed.binding import (
+    BUCKETS,
+    NAME,
+    UNFINISHED,
+    Binding,
+    binding_of,
+    folders_of,
+    runs_of,
+    table_digests,
+    wrong_with,
+)
+from embedrock.distributed.manifest import write_manifest
+from embedrock.errors import CorruptError, MismatchError, MisuseError, NotFoundError
+from embedrock.store import open as open_store
+from embedrock.weights.drafts import atomic
+
+__all__ = ["reshard"]
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class _Old:
+    """A store of the run as it is, at the step that is taken."""
+
+    path: Path
+    bound: Binding
+    rows: int
+    step: int
+
+
+def reshard(
+    old: PathLike | Sequence[PathLike],
+    new: PathLike,
+    ranks: int,
+    *,
+    step: int | None = None,
+    memory: int | str = "256MiB",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Makes the stores of another number of ranks, in a new folder, of those that there are.
+
+    Nobody may train on the old ones meanwhile; they stay as they are. Rows keep every bit of their
+    values and of their optimizer's state, tables their counts of steps, the run its id. What the
+    commit has beside the tables is that of the first old store: dense parameters are the same on
+    all ranks. Generators and the position of a loader are each rank's own, and
+    :func:`embedrock.resume` leaves them out after this.
+
+    Args:
+        old: Folders of a run's ranks, as :func:`open` had them, or their single stores, all of
+            which are needed: of every machine.
+        new: The new folder, on one disk. Of a call that was cut off it has what is done; the same
+            call goes on there.
+        ranks: How many ranks there will be, 1 to 1,024.
+        step: The commit of this step; None takes the newest that all have.
+        memory: The budget of each of the two stores that are open at a time: an index must fit.
+        progress: Told how many rows of the old stores were looked at, of how many. Each new store
+            takes a pass over every old one that it shares buckets with.
+
+    Returns ``{"run", "step", "ranks", "rows", "stores"}``; ``stores`` has the path, the buckets,
+    the rows and the bytes on disk of each.
+
+    Errors: ``MismatchError`` for stores of several runs, without a common step, with buckets
+    missing or twice, or with other tables; ``MisuseError`` where ``new`` holds something else, or a
+    table lies on persistent memory; ``NotFoundError``, ``BudgetError``, ``FullError``,
+    ``CorruptError``.
+
+    Durability: on return. Until then ``new`` is refused by :func:`open`.
+
+    Blocking: reads and writes every row.
+    """
+    paths = [old] if isinstance(old, (str, os.PathLike)) else _several(old)
+    sources = _expanded([named_path("old", path).absolute() for path in paths])
+    target = named_path("new", new).absolute()
+    world = whole("ranks", ranks, 1)
+    if world > BUCKETS:
+        raise MisuseError(f"ranks is {world}, expected at most one for each of {BUCKETS} buckets")
+    budget, asked = memory_text(memory), whole_or_none("step", step, 0)
+    function("progress", progress, "rows done and in all")
+    olds, state, meta = _look(sources, asked, budget)
+    bound, at = olds[0].bound, olds[0].step
+    plan = {"run": bound.run, "step": at, "world": world, "from": [str(one.path) for one in olds]}
+    _begin(target, plan)
+    runs = runs_of(world)
+    passes = [[one for one in olds if one.bound.buckets.with_(run)] for run in runs]
+    counted = _Counted(progress, sum(one.rows for taken in passes for one in taken))
+    stores: list[dict[str, Any]] = []
+    for run, taken in zip(runs, passes, strict=True):
+        place = target / run.folder
+        new_bound = replace(bound, world=world, buckets=run, from_world=bound.world)
+        found = _done(place, new_bound, at, budget)
+        if found is None:
+            parts: list[tuple[PathLike, str, int]] = [
+                (str(one.path), str(one.bound.buckets.with_(run)), len(one.bound.buckets))
+                for one in taken
+            ]
+            named = [(name, content) for name, content in state.items() if name != NAME]
+            named.append((NAME, new_bound.encoded(at)))
+            report = _core.gather(
+                parts, place, budget, at, encode_meta(meta), named, counted.within()
+            )
+            found = {"rows": report["rows"], "bytes": report["disk_bytes"]}
+        counted.past(sum(one.rows for one in taken))
+        stores.append({"path": str(place), "buckets": str(run), **found})
+    rows = sum(store["rows"] for store in stores)
+    there = sum(one.rows for one in olds)
+    if rows != there:
+        raise CorruptError(
+            f"{there:,} rows are in the old stores and {rows:,} were copied: a store has rows of "
+            f"buckets that are not its own; {target} is not finished"
+        )
+    write_manifest(target, bound.run, at, [str(run) for run in runs], bound.tables, {at})
+    _finish(target)
+    return {"run": bound.run, "step": at, "ranks": world, "rows": rows, "stores": stores}
+
+
+class _Counted:
+    """How far all passes are, told as one count."""
+
+    def __init__(self, progress: Progress | None, rows: int) -> None:
+        self._progress, self._rows, self._before = progress, rows, 0
+
+    def within(self) -> Callable[[int, int], object] | None:
+        """What one pass tells its rows."""
+        progress = self._progress
+        if progress is None:
+            return None
+        return lambda done, _: progress(self._before + done, self._rows)
+
+    def past(self, rows: int) -> None:
+        """So many rows more are done."""
+        self._before += rows
+        if self._progress is not None:
+            self._progress(self._before, self._rows)
+
+
+def _several(given: Any) -> list[Any]:
+    if not isinstance(given, (list, tuple)) or not given:
+        raise MisuseError(f"old is {shown(given)}, expected a path, or a list of several")
+    return list(given)
+
+
+def _expanded(paths: Iterable[Path]) -> list[Path]:
+    """The single stores."""
+    found = []
+    for path in paths:
+        if (path / UNFINISHED).exists():
+            raise MismatchError(
+                f"{path} is not whole: embedrock reshard into it goes on, or was cut off"
+            )
+        if (path / "superblock").is_file():
+            found.append(path)
+            continue
+        inside = list(folders_of(path).values())
+        if not inside:
+            raise NotFoundError(f"{path} has no store of ranks; their folders are buckets-…-…")
+        found += inside
+    return found
+
+
+def _look(
+    sources: Sequence[Path], step: int | None, memory: str
+) -> tuple[list[_Old], dict[str, bytes], Any]:
+    """The old stores at one step, by their buckets, and state and meta of the first."""
+    steps = {}
+    for path in sources:
+        with open_store(path, memory, read_only=True, create=False) as store:
+            steps[path] = [commit.step for commit in store.commits()]
+    common = set.intersection(*map(set, steps.values()))
+    at = step if step is not None else max(common, default=None)
+    if at is None or at not in common:
+        said = "; ".join(f"{path} has {sorted(set(kept))}" for path, kept in steps.items())
+        what = "a step" if at is None else f"step {at}"
+        raise NotFoundError(f"there is no commit of {what} that all stores have: {said}")
+    olds = []
+    for path in sources:
+        with open_store(path, memory, read_only=True, create=False, step=at) as store:
+            bound = replace(binding_of(store.state(), path), tables=table_digests(store))
+            rows = sum(len(table) for table in store.tables.values())
+            olds.append(_Old(path, bound, rows, at))
+    olds.sort(key=lambda one: one.bound.buckets)
+    for one in olds:
+        if one.bound.run != olds[0].bound.run:
+            raise MismatchError(
+                f"{olds[0].path} is of run {olds[0].bound.run!r} and {one.path} of run "
+                f"{one.bound.run!r}; give the stores of one run"
+            )
+        if one.bound.tables != olds[0].bound.tables:
+            raise MismatchError(f"{olds[0].path} and {one.path} have tables that differ")
+    wrong = wrong_with(one.bound.buckets for one in olds)
+    if wrong is not None:
+        raise MismatchError(f"{wrong}: give the stores of all {olds[0].bound.world} ranks once")
+    with open_store(olds[0].path, memory, read_only=True, create=False, step=at) as store:
+        return olds, store.state(), store.meta
+
+
+def _begin(target: Path, plan: dict[str, Any]) -> None:
+    """Marks the folder before anything is in it, or finds the mark of the same call."""
+    mark = target / UNFINISHED
+    with file_errors(f"making {target}"):
+        target.mkdir(exist_ok=True)
+        if mark.exists():
+            try:
+                before = json.loads(mark.read_bytes())
+            except ValueError:
+                before = None
+            if before != plan:
+                raise MisuseError(
+                    f"{target} has what another embedrock reshard has left ({before}); remove it, "
+                    f"or give another folder"
+                )
+            return
+        if any(not child.name.startswith(".") for child in target.iterdir()):
+            raise MisuseError(f"{target} is not empty, expected a new folder")
+    with atomic(mark) as file:
+        file.write(json.dumps(plan).encode(), 0)
+
+
+def _done(place: Path, bound: Binding, step: int, memory: str) -> dict[str, int] | None:
+    """What a store has that was made before the call was cut off; None where it is not whole."""
+    if not (place / "superblock").is_file() or (place / "unfinished-copy").exists():
+        return None
+    with open_store(place, memory, read_only=True, create=False) as store:
+        if store.step != step or binding_of(store.state(), place) != bound:
+            raise MisuseError(f"{place} holds another store; remove it, or give another folder")
+        rows = sum(len(table) for table in store.tables.values())
+        return {"rows": rows, "bytes": int(store.stats()["disk_bytes"])}
+
+
+def _finish(target: Path) -> None:
+    with file_errors(f"finishing {target}"):
+        (target / UNFINISHED).unlink()
+        folder = os.open(target, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
