@@ -95,6 +95,7 @@ SAYS = {
         r"copied step 1 with 10000 rows\ncopied\.store is at step 1 and equal\n"
         r"moved\.store is at step 2 and different\n"
     ),
+    "move_a_bucket": r"b is at step 2\nmoved: True\nalways the same rows: True\n",
     "pack_graph_features": (
         r"12000 nodes, 4 batches of 2[34]\d\d rows\n"
         r"frozen by .*\n"
