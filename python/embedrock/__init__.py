@@ -9,7 +9,8 @@
 (3, 4)
 
 Only NumPy is needed for that. What needs PyTorch (``embedrock.nn``, ``embedrock.optim``,
-``embedrock.save``, ``embedrock.resume``, ``embedrock.Pipeline``) is imported when it is first used.
+``embedrock.save``, ``embedrock.resume``, ``embedrock.Pipeline``, ``embedrock.distributed``) is
+imported when it is first used.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from embedrock.store import Store, check, close_all, copy, distinct, open, resiz
 from embedrock.table import Table
 
 if TYPE_CHECKING:
-    from embedrock import follow, nn, optim, trace, weights
+    from embedrock import distributed, follow, nn, optim, trace, weights
     from embedrock.checkpoint import resume, save
     from embedrock.pipeline.training import Pipeline
     from embedrock.placement.freezing import freeze
@@ -61,6 +62,7 @@ __all__ = [
     "connect",
     "copy",
     "distinct",
+    "distributed",
     "errors",
     "follow",
     "freeze",
@@ -83,6 +85,7 @@ __all__ = [
 _LAZY = {
     "Pipeline": "embedrock.pipeline.training",
     "connect": "embedrock.remote.client",
+    "distributed": "embedrock.distributed",
     "follow": "embedrock.follow",
     "freeze": "embedrock.placement.freezing",
     "kge": "embedrock.kge",

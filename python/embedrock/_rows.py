@@ -1,7 +1,8 @@
 """What modules and optimizers ask of a store and its tables, wherever the rows are.
 
-:class:`embedrock.Store` and :class:`embedrock.remote.RemoteStore` are such stores. Modules and
-optimizers know this protocol alone; what works in this process only asks with :func:`here`.
+:class:`embedrock.Store`, :class:`embedrock.remote.RemoteStore` and
+:class:`embedrock.distributed.Shard` are such stores. Modules and optimizers know this protocol
+alone; what works in this process only asks with :func:`here`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from embedrock._listeners import Listeners
 from embedrock.errors import UnsupportedError
 from embedrock.optimizers import OptimizerSpec
 
-__all__ = ["Bounds", "RowStore", "RowTable", "here"]
+__all__ = ["Bounds", "CollectiveStore", "RowStore", "RowTable", "here"]
 
 Bounds: TypeAlias = tuple[float | None, float | None, float | None, float] | None
 """The bounds of gradients, as :func:`embedrock.clip.bounds` gives them."""
@@ -65,7 +66,11 @@ class RowStore(Protocol):
     _returns: int
     """How often the store went back: what was read before is of rows that are gone."""
     _elsewhere: str | None
-    """How its user gets what works in this process only; None where it is here."""
+    """Where it is, and how its user gets what works in this process only; None where it is here."""
+    _collective: bool
+    """Whether it is a :class:`CollectiveStore`."""
+    _each_occurrence: bool
+    """Whether it is to get a gradient for each id that occurs, rather than sums of equal ones."""
 
     @property
     def table(self) -> Callable[..., Any]:
@@ -92,10 +97,20 @@ class RowStore(Protocol):
         """The norm of the gradients of all parts."""
 
 
+class CollectiveStore(RowStore, Protocol):
+    """A store that several processes share, all of which make each call.
+
+    ``_update`` calls ``settled`` for the tables that were updated, and for no others.
+    """
+
+    def _absent_part(self, table: Any, factors: dict[str, Any]) -> Any:
+        """The part of an optimizer step of a table of which this process has no gradient."""
+
+
 def here(store: RowStore, what: str) -> None:
-    """Refuses a store of a server. ``what`` needs one that is open in this process."""
+    """Refuses a store elsewhere. ``what`` needs one that is open in this process alone."""
     if store._elsewhere is not None:
         raise UnsupportedError(
-            f"{what} works on a store that is open in this process, and {store!r} is at a server: "
+            f"{what} works on a store that is open in this process, and {store!r} is "
             f"{store._elsewhere}"
         )

@@ -34,6 +34,7 @@ __all__ = [
     "NonFiniteError",
     "NotFoundError",
     "PoisonedError",
+    "RankError",
     "UncommittedWarning",
     "UnsupportedError",
 ]
@@ -113,6 +114,19 @@ class UnsupportedError(EmbedrockError):
 
 class PoisonedError(EmbedrockError):
     """An earlier I/O error left memory and disk apart: reopen the store at its last commit."""
+
+
+class RankError(EmbedrockError):
+    """A rank of several failed in a call that all of them make; it is raised on every one.
+
+    It is also of the kind that the rank had raised: ``except FullError`` catches that of another
+    rank, too. ``rank`` says which one it was.
+    """
+
+    def __init__(self, message: str, rank: int) -> None:
+        """Takes the message and the rank that it is of."""
+        super().__init__(message)
+        self.rank = rank
 
 
 class CallbackError(EmbedrockError):

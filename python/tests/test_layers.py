@@ -25,6 +25,7 @@ GROUPS = {
     "follow": "follow",
     "placement": "placement",
     "pipeline": "pipeline",
+    "distributed": "distributed",
     "nn": "nn",
     "optim": "optim",
     "kge": "kge",

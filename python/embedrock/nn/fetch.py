@@ -116,14 +116,14 @@ def _read(
             if there is not None:
                 found[i] = (there[0], there[1], there[2].to(device))
     together = store._listeners.find(Together)
-    if together is not None:
+    if together is not None and not store._each_occurrence:
         taken = together.take([(t, a.ids) for t, a in zip(tables, asks, strict=True)])
         for i, some in enumerate(taken):
             if some is not None and found[i] is None:
                 found[i] = (some[0], some[1], torch.from_numpy(some[2]).to(device))
     left = [i for i, there in enumerate(found) if there is None]
     if left:
-        missing = [distinct(asks[i].ids) for i in left]
+        missing = [_once(store, asks[i]) for i in left]
         shapes = [
             (len(k), tables[i].embedding_dim) for i, (k, _) in zip(left, missing, strict=True)
         ]
@@ -139,6 +139,21 @@ def _read(
         for i, (keys, inverse), rows in zip(left, missing, parts, strict=True):
             found[i] = (keys, inverse, rows)
     return [there for there in found if there is not None]
+
+
+def _once(store: RowStore, ask: Ask) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Distinct ids and each one's place among them; all of them for a store that is to get each
+    gradient, but the padding key once."""
+    if not store._each_occurrence:
+        return distinct(ask.ids)
+    taken = np.ones(len(ask.ids), np.bool_)
+    if ask.padding is not None:
+        padding = np.flatnonzero(ask.ids == np.uint64(ask.padding % 2**64).astype(np.int64))
+        taken[padding[1:]] = False
+        places = np.cumsum(taken) - 1
+        places[padding] = places[padding[:1]]
+        return ask.ids[taken], places
+    return ask.ids, np.arange(len(ask.ids))
 
 
 # torch.compiler.disable would load the compiler; older versions have nothing else.

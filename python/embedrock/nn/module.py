@@ -84,9 +84,14 @@ class RowsModule(nn.Module):  # type: ignore[misc]
     **Servers.** The store may be one of :func:`embedrock.connect`: forwards read the rows of the
     server, and several programs may train one set of tables.
 
-    **Processes.** One process writes to a store. ``DistributedDataParallel`` and ``DataParallel``
-    are refused with ``UnsupportedError``, ``copy.deepcopy`` and pickling with ``MisuseError``;
-    within :func:`embedrock.nn.by_reference` modules pickle as a reference to their table.
+    **Ranks.** The store may be an :class:`embedrock.distributed.Shard`, whose rows are divided
+    among the ranks of ``torch.distributed``; a forward is then a call that all ranks make, one
+    without ids too. ``DistributedDataParallel`` may be round the model or its dense part.
+
+    **Processes.** One process writes to a store. Without a shard ``DistributedDataParallel``, and
+    always ``DataParallel``, is refused with ``UnsupportedError``, ``copy.deepcopy`` and pickling
+    with ``MisuseError``; within :func:`embedrock.nn.by_reference` modules pickle as a reference to
+    their table.
     """
 
     def __init__(self, store: RowStore, device: torch.device | str | int | None) -> None:
@@ -95,7 +100,7 @@ class RowsModule(nn.Module):  # type: ignore[misc]
         if not isinstance(store, RowStore):
             raise MisuseError(
                 f"store is {shown(store)}, expected a store from embedrock.open or "
-                f"embedrock.connect"
+                f"embedrock.connect, or an embedrock.distributed.Shard"
             )
         self.store = store
         self._place: Tensor
@@ -205,14 +210,14 @@ class RowsModule(nn.Module):  # type: ignore[misc]
 
     def _refuse_data_parallel(self) -> None:
         distributed = torch.distributed
-        if not (distributed.is_available() and distributed.is_initialized()):
+        if self.store._collective or not (distributed.is_available() and distributed.is_initialized()):
             return
         size = distributed.get_world_size()
         if size > 1 and nn.parallel.DistributedDataParallel._active_ddp_module is not None:
             raise UnsupportedError(
                 f"{self._named()} runs inside DistributedDataParallel with {size} processes, which "
-                f"would leave each one with gradients of its own; train with one process, or wrap "
-                f"only the dense part of the model and keep the tables in one process"
+                f"would leave each one with gradients of its own; give its module an "
+                f"embedrock.distributed.Shard as its store, or train with one process"
             )
 
     def _replicate_for_data_parallel(self) -> NoReturn:

@@ -233,7 +233,7 @@ class PendingRows:
                 f"table {self.table.name!r} is used on {self.parameter.device} and on "
                 f"{visit.rows.device} within one step; move its modules to one device"
             )
-        union, inverse = distinct(np.concatenate([self._keys, visit.keys]))
+        union, inverse = self._union(np.concatenate([self._keys, visit.keys]))
         visit.places, visit.generation = inverse[count:], self._generation
         if len(union) == count:
             return
@@ -245,6 +245,12 @@ class PendingRows:
         received = np.concatenate([self._received, np.zeros(len(union) - count, np.bool_)])
         self._set(union, data, gradient)
         self._received = received
+
+    def _union(self, keys: Keys) -> tuple[Keys, Keys]:
+        """The keys that have a row, and each one's place among them."""
+        if self.table.store._each_occurrence:
+            return keys, np.arange(len(keys))
+        return distinct(keys)
 
     def _reset(self, keys: Keys, data: Tensor | None, gradient: Tensor | None) -> None:
         self._generation += 1

@@ -26,6 +26,8 @@ __all__ = ["Modules", "RowOptimizer", "accumulator"]
 
 Modules: TypeAlias = nn.Module | Iterable[nn.Module] | Iterable[dict[str, Any]]
 _Batch: TypeAlias = tuple[PendingRows, Any, Tensor, dict[str, Any]]
+"""Rows, keys, gradients and the parameter group; keys None: there is no gradient here, but the
+store is one of several processes, all of which make the step."""
 
 
 class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
@@ -35,6 +37,8 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     a list of groups ``{"params": model or models, "lr": ...}``.
 
     ``step`` and ``zero_grad`` forget the rows that wait; a step without waiting rows does nothing.
+    With an :class:`embedrock.distributed.Shard` it is a call that all ranks make, one without rows
+    too, and counts where any of them has some.
     A step that ``GradScaler`` skips for infinities applies nothing and counts nothing.
     ``non_finite`` says what a NaN or infinite gradient does without a scaler: ``"refuse"`` raises
     and changes nothing, ``"skip"`` leaves those rows out, ``"apply"`` applies them.
@@ -124,9 +128,11 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             for parameter in group["params"]:
                 pending = self._pending[id(parameter)]
                 gradient = pending.gradient()
-                if gradient is None:
-                    continue
                 store = pending.table.store
+                if gradient is None:
+                    if not store._collective:
+                        continue
+                    gradient = (None, parameter.new_empty(0, pending.table.embedding_dim))
                 _, batches = waiting.setdefault(id(store), (store, []))
                 batches.append((pending, *gradient, group))
         self._apply([(*each, self._parts(each[1])) for each in waiting.values()])
@@ -174,6 +180,9 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         parts = []
         for (pending, keys, _, group), rows in zip(batches, to_host(gradients), strict=True):
             given = self._factors(pending.table, group, self._steps(pending) + 1)
+            if keys is None:
+                parts.append(pending.table.store._absent_part(pending.table, given))
+                continue
             parts.append(pending.table._update_part(as_keys(keys), rows, given))
         return parts
 
@@ -199,7 +208,8 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             settled: set[int] = set()
             try:
                 self.norm = self._change(store, batches, parts, within, settled)
-                settled.update(range(len(batches)))
+                if not store._collective:
+                    settled.update(range(len(batches)))
             finally:
                 self._settle([batches[place] for place in sorted(settled)])
         if self.norm is not None and self.clip is not None and self.clip.norm is not None:
@@ -216,7 +226,7 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Makes the step in one store, or hands it to the pipeline that works on the store; returns
         the norm that it scaled, for which the step has to be waited for."""
         run, together = store._listeners.find(Run), store._listeners.find(Together)
-        if together is not None:
+        if together is not None and not store._collective:
             together.changed([(pending.table.name, keys) for pending, keys, _, _ in batches])
         if run is None:
             return store._update(parts, self.non_finite, within, settled.add)
@@ -239,7 +249,7 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Counts the step on these tables, and forgets its gradients."""
         for pending, _, _, _ in batches:
             self.state[pending.parameter]["step"] = self._steps(pending) + 1
-        self._drop(batches)
+        self._drop([batch for batch in batches if batch[1] is not None])
 
     @staticmethod
     def _drop(batches: Sequence[_Batch]) -> None:
@@ -263,7 +273,8 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _check_table(self, table: RowTable, group: dict[str, Any]) -> None:
         """Refuses a table whose rows carry the state of another optimizer."""
-        if self.clip is not None and table.store._elsewhere is not None:
+        store = table.store
+        if self.clip is not None and store._elsewhere is not None and not store._collective:
             raise UnsupportedError(
                 f"clip is given, but table {table.name!r} is at a server, whose updates do not "
                 f"bound gradients; call torch.nn.utils.clip_grad_norm_(model.parameters(), ...) or "

@@ -494,6 +494,7 @@ class Store(Pins):
 
     _elsewhere: str | None = None
     """It is here; a store of a server says how its user gets what needs one that is here."""
+    _collective = _each_occurrence = False
 
     def _has_table(self, name: str) -> bool:
         return self._core.find_table(name) is not None

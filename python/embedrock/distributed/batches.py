@@ -1,0 +1,171 @@
+"""Batches that end together: the loops of all ranks make as many steps as the shortest."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+
+from embedrock._arguments import iterable, whole
+from embedrock.distributed.ahead import Pass
+from embedrock.distributed.exchange import Verb
+from embedrock.distributed.table import ShardTable
+from embedrock.errors import MisuseError, NotFoundError
+from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model
+from embedrock.table import Table
+
+if TYPE_CHECKING:
+    from embedrock.distributed.shard import Shard
+
+__all__ = ["ShardBatches"]
+
+B = TypeVar("B")
+_NEXT = Verb("next batch")
+
+
+class _Drawn(NamedTuple):
+    """A batch that waits for its turn."""
+
+    batch: Any
+    number: int
+    """Of its announcement."""
+    position: Any
+    """Of the loader behind it."""
+    is_last: bool
+    """There is none: the loader has ended, or failed."""
+
+
+class ShardBatches(Generic[B]):
+    """The batches of one rank; :meth:`embedrock.distributed.Shard.batches` makes it."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        loader: Iterable[B],
+        model: Any,
+        keys_of: KeysOf | None,
+        ahead: int,
+    ) -> None:
+        """Draws nothing yet."""
+        self._shard = shard
+        self.loader = iterable(loader)
+        """The loader of this rank."""
+        self._ahead = whole("ahead", ahead, 0)
+        self._finder: KeyFinder | None = None
+        if self._ahead and (model is not None or keys_of is not None):
+            self._finder = _Finder(shard, for_model(model) if keys_of is None else keys_of)
+        self.left_out = 0
+        """Batches of the last pass that were drawn and not handed out: other ranks had no more."""
+        self._position: Any = None
+
+    def __iter__(self) -> Iterator[B]:
+        """A pass over the loader. Collective, and so is each step of it."""
+        self.left_out, self._position = 0, self._state()
+        return self._plain() if self._finder is None else self._announced(self._finder)
+
+    def __len__(self) -> int:
+        """How many batches the loader of this rank says it has; ranks may have fewer."""
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        """True: that a loader is there has nothing to do with how many batches it has."""
+        return True
+
+    def state_dict(self) -> Any:
+        """The state of the loader behind the batch that was handed out last.
+
+        Errors: ``MisuseError`` when the loader has no ``state_dict``.
+        """
+        self._check_stateful()
+        return self._state() if self._position is None else self._position
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Brings the loader to a state."""
+        self._check_stateful()
+        self._position = None
+        self.loader.load_state_dict(state_dict)  # type: ignore[attr-defined]
+
+    def _check_stateful(self) -> None:
+        if not (hasattr(self.loader, "state_dict") and hasattr(self.loader, "load_state_dict")):
+            raise MisuseError(
+                f"the loader, {type(self.loader).__name__}, has no state_dict() and "
+                f"load_state_dict(): it cannot tell its position"
+            )
+
+    def _state(self) -> Any:
+        found = getattr(self.loader, "state_dict", None)
+        return copy.deepcopy(found()) if callable(found) else None
+
+    def _plain(self) -> Iterator[B]:
+        iterator = iter(self.loader)
+        while True:
+            batch, failed, has = None, None, True
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                has = False
+            except Exception as error:
+                failed = error
+            with self._shard.exchange as exchange:
+                met = exchange.meet(_NEXT, failed=failed, note=int(has))
+            if not met.notes.all():
+                self.left_out += has
+                return
+            self._position = self._state()
+            yield cast(B, batch)
+
+    def _announced(self, finder: KeyFinder) -> Iterator[B]:
+        window, of, iterator = self._shard.window, Pass(), iter(self.loader)
+        waiting: deque[_Drawn] = deque()
+        drawn: _Drawn | None = None
+        ended = False
+        try:
+            while True:
+                if drawn is not None:
+                    window.finish(drawn.number)
+                while not ended and len(waiting) <= self._ahead:
+                    waiting.append(self._draw(iterator, finder, of))
+                    ended = waiting[-1].is_last
+                drawn = waiting.popleft()
+                if window._result(drawn.number) is None:
+                    self.left_out = sum(not one.is_last for one in (drawn, *waiting))
+                    return
+                window.begin(drawn.number)
+                self._position = drawn.position
+                yield cast(B, drawn.batch)
+        finally:
+            window.clear()
+
+    def _draw(self, iterator: Iterator[B], finder: KeyFinder, of: Pass) -> _Drawn:
+        """The next batch, announced. What goes wrong is every rank's to raise, in its turn."""
+        batch: Any = None
+        error: BaseException | None = None
+        keys: Any = None
+        try:
+            batch = next(iterator)
+            keys = {part.table: part.keys for part in finder(batch)}
+        except StopIteration:
+            pass
+        except Exception as raised:
+            error = raised
+        number = self._shard.window._announce(keys, of, error)
+        return _Drawn(batch, number, self._state(), keys is None)
+
+
+class _Finder(KeyFinder):
+    """Keys by tables of a shard, whose names it does not have to ask the other ranks for."""
+
+    def __init__(self, shard: Shard, keys_of: KeysOf) -> None:
+        super().__init__(keys_of, [shard])
+        self._shard = shard
+
+    def _of_entry(self, name: Any, value: Any) -> Iterable[tuple[Table, Any]]:
+        if isinstance(name, str):
+            tables = self._shard.tables
+            if name not in tables:
+                raise NotFoundError(f"keys_of named {name!r}, there are: {', '.join(tables)}")
+            name = tables[name]
+        if isinstance(name, ShardTable) and name.store is self._shard:
+            return [(cast(Table, name), value)]
+        return super()._of_entry(name, value)

@@ -1,0 +1,287 @@
+"""Collective calls of the ranks: what they agree on, and the payloads that go between them.
+
+Owns a gloo group of its own, so that nothing else's calls come between, and the error of a rank
+that fails or does something else than the others. What always holds:
+
+* Every exchange opens with :meth:`Exchange.meet`: one header from each rank to each, of one size,
+  whatever the verb. So ranks that call different verbs, or verbs of different tables, are told
+  apart before sizes could differ, and all of them raise.
+* A rank that fails before a payload still sends its header, with a flag. All ranks then raise the
+  same :class:`~embedrock.errors.RankError`, which is also of the kind that the rank had raised.
+* After a lost connection or a time-out nobody knows what the others have had: every later call
+  raises that error again.
+
+Only ``all_to_all_single`` and ``all_gather`` of equal sizes are used: gloo has no more that takes
+uneven or empty parts.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from embedrock import errors
+from embedrock.errors import EmbedrockError, IoError, MismatchError, MisuseError, RankError
+
+__all__ = ["Exchange", "Met", "Verb", "group_of"]
+
+Words = npt.NDArray[np.int64]
+
+_WORDS = 64
+"""Of a header: 512 bytes, which gloo sends as fast as 8."""
+_DIGEST, _FAILED, _NOTE, _NUMBER = range(4)
+_FIRST_COUNT = 4
+_COUNTS = _WORDS - _FIRST_COUNT
+_TEXT_BYTES = 2048
+"""Of what a rank says of itself where ranks differ or one has failed."""
+
+
+class Verb(NamedTuple):
+    """What a rank does, for the others to compare."""
+
+    name: str
+    tables: tuple[str, ...] = ()
+    detail: int = 0
+    """A number that has to be the same on all ranks."""
+    told: object = ""
+    """What the number stands for; its text is for people."""
+
+    def __str__(self) -> str:
+        tables = ", ".join(map(repr, self.tables[:8]))
+        more = f" and {len(self.tables) - 8} more" if len(self.tables) > 8 else ""
+        of = f" of table{'s' * (len(self.tables) > 1)} {tables}{more}" if self.tables else ""
+        return f"{self.name}{of}"
+
+
+class Met(NamedTuple):
+    """What the ranks have told each other."""
+
+    notes: Words
+    """(W,) a number of each rank."""
+    numbers: npt.NDArray[np.float64]
+    """(W,) another one."""
+    counts: Words
+    """(W, T) what each rank has counted for this one."""
+
+
+def group_of(group: dist.ProcessGroup | None, timeout: float | None) -> dist.ProcessGroup:
+    """A gloo group over the ranks of ``group``, for tensors on the host. Collective.
+
+    Errors: ``MisuseError`` without an initialised process group, or outside of the group.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise MisuseError(
+            "torch.distributed is not initialised; call torch.distributed.init_process_group() "
+            "in a program that torchrun has started"
+        )
+    if dist.get_rank(group) < 0:
+        raise MisuseError("this process is not in the group, expected one of its ranks")
+    ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
+    limit = None if timeout is None else datetime.timedelta(seconds=timeout)
+    made = dist.new_group(ranks, limit, "gloo", use_local_synchronization=group is not None)
+    assert isinstance(made, dist.ProcessGroup)
+    return made
+
+
+class Exchange:
+    """The collective calls of one thread over one group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        """Takes a gloo group that nothing else uses."""
+        self.group = group
+        self.rank = dist.get_rank(group)
+        """The rank within the group."""
+        self.world = dist.get_world_size(group)
+        """How many ranks there are."""
+        self.bytes_sent = 0
+        """To other ranks, headers included."""
+        self._broken: str | None = None
+        self._buffers: dict[str, Tensor] = {}
+        self._sent = torch.zeros(self.world, _WORDS, dtype=torch.int64)
+        self._received = torch.zeros_like(self._sent)
+        self._digests: dict[tuple[str, tuple[str, ...]], int] = {}
+        self._busy = threading.Lock()
+
+    def __enter__(self) -> Exchange:
+        """Begins a verb. Errors: ``MisuseError`` while another thread is within one."""
+        if not self._busy.acquire(blocking=False):
+            raise MisuseError(
+                "another thread is within a verb of the ranks; their order has to be the same on "
+                "all ranks, so one thread calls them"
+            )
+        if self._broken is not None:
+            self._busy.release()
+            raise IoError(self._broken)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends it."""
+        self._busy.release()
+
+    def meet(
+        self,
+        verb: Verb,
+        *,
+        failed: BaseException | None = None,
+        beside: str = "",
+        note: int = 0,
+        number: float = 0.0,
+        counts: Words | None = None,
+        tables: int = 0,
+    ) -> Met:
+        """Every rank tells every other what it does; ``counts (W, T)`` has a number for each rank
+        and table, where the verb counts something of ``tables``. ``beside`` is told with a failure.
+
+        Errors: ``RankError`` where a rank has failed, on all of them; ``MisuseError`` where they do
+        different things, ``MismatchError`` where they do the same in different ways; ``IoError``
+        where a rank is gone, or does not come in time.
+        """
+        sent = self._sent.numpy()
+        sent[:, _DIGEST] = self._digest(verb)
+        sent[:, _FAILED] = failed is not None
+        sent[:, _NOTE] = note
+        sent[:, _NUMBER] = np.float64(number).view(np.int64)
+        short = tables <= _COUNTS
+        if short and counts is not None:
+            sent[:, _FIRST_COUNT : _FIRST_COUNT + tables] = counts
+        self._all_to_all(verb, self._received, self._sent)
+        received = self._received.numpy()
+        if received[:, _FAILED].any():
+            self.raise_failure(verb, failed, beside)
+        if (received[:, _DIGEST] != received[self.rank, _DIGEST]).any():
+            self.raise_difference(verb)
+        notes, numbers = received[:, _NOTE].copy(), received[:, _NUMBER].copy().view(np.float64)
+        if short:
+            return Met(notes, numbers, received[:, _FIRST_COUNT : _FIRST_COUNT + tables].copy())
+        if counts is None:
+            counts = np.zeros((self.world, tables), np.int64)
+        return Met(notes, numbers, self.counts(verb, counts))
+
+    def counts(self, verb: Verb, counts: Words) -> Words:
+        """What each rank has counted for this one: ``counts (W, T)`` of what goes to each."""
+        into = torch.zeros(counts.shape, dtype=torch.int64)
+        self._all_to_all(verb, into, torch.from_numpy(np.ascontiguousarray(counts)))
+        theirs: Words = into.numpy()
+        return theirs
+
+    def send(
+        self,
+        verb: Verb,
+        into: Tensor,
+        given: Tensor,
+        into_splits: Sequence[int],
+        given_splits: Sequence[int],
+    ) -> None:
+        """Fills ``into`` with what the ranks have sent to this one, in their order; splits are how
+        many elements come from each and go to each."""
+        self._all_to_all(verb, into, given, into_splits, given_splits)
+
+    def buffer(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
+        """Memory for ``count`` elements that is kept from call to call."""
+        kept = self._buffers.get(name)
+        if kept is None or kept.dtype != dtype or len(kept) < count:
+            kept = torch.empty(count + count // 4 + 64, dtype=dtype)
+            self._buffers[name] = kept
+        return kept[:count]
+
+    def _gather_texts(self, verb: Verb, text: str) -> list[str]:
+        """A text of each rank, cut where it is too long."""
+        own = np.zeros(_TEXT_BYTES, np.uint8)
+        encoded = text.encode()[:_TEXT_BYTES]
+        own[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+        found = [torch.empty(_TEXT_BYTES, dtype=torch.uint8) for _ in range(self.world)]
+        try:
+            dist.all_gather(found, torch.from_numpy(own), group=self.group)
+        except RuntimeError as error:
+            raise self._lost(verb, error) from error
+        return [bytes(one.numpy()).rstrip(b"\0").decode(errors="ignore") for one in found]
+
+    def _all_to_all(
+        self,
+        verb: Verb,
+        into: Tensor,
+        given: Tensor,
+        into_splits: Sequence[int] | None = None,
+        given_splits: Sequence[int] | None = None,
+    ) -> None:
+        own = given.numel() // self.world if given_splits is None else given_splits[self.rank]
+        self.bytes_sent += (given.numel() - own) * given.element_size()
+        try:
+            dist.all_to_all_single(into, given, into_splits, given_splits, group=self.group)
+        except RuntimeError as error:
+            raise self._lost(verb, error) from error
+
+    def _digest(self, verb: Verb) -> int:
+        key = (verb.name, verb.tables)
+        found = self._digests.get(key)
+        if found is None:
+            digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+            found = self._digests[key] = int.from_bytes(digest, "little", signed=True)
+        return found ^ verb.detail
+
+    def _lost(self, verb: Verb, error: RuntimeError) -> IoError:
+        self._broken = (
+            f"{verb} on rank {self.rank} of {self.world}: the other ranks were not reached "
+            f"({_first_line(error)}); one of them has ended, or did not call it within the time-out "
+            f"of the group (Shard(timeout=...)): start all ranks again at their last common commit"
+        )
+        return IoError(self._broken)
+
+    def raise_failure(self, verb: Verb, failed: BaseException | None, beside: str = "") -> NoReturn:
+        """Raises the error of the first rank that has failed, on all: all of them call this.
+
+        Errors: ``RankError``; on a rank that failed with an error of another kind than ours that.
+        """
+        text = "" if failed is None else f"{type(failed).__name__}\n{failed}"
+        texts = self._gather_texts(verb, text)
+        rank = next((rank for rank, one in enumerate(texts) if one), self.rank)
+        kind, _, message = texts[rank].partition("\n")
+        if failed is not None and not isinstance(failed, EmbedrockError):
+            raise failed
+        told = f"{verb}: rank {rank} of {self.world}: {message}{beside}"
+        raise rank_error(kind, told, rank) from failed
+
+    def raise_difference(self, verb: Verb) -> NoReturn:
+        """Raises what the ranks do instead of one thing: all of them call this."""
+        texts = self._gather_texts(verb, f"{verb}\n{verb.told}")
+        other = next((rank for rank, one in enumerate(texts) if one != texts[0]), 0)
+        (mine, how), (others, otherwise) = (texts[rank].partition("\n")[::2] for rank in (0, other))
+        if mine == others:
+            raise MismatchError(
+                f"{mine}: rank 0 has {how}, rank {other} has {otherwise}; expected the same on all "
+                f"ranks"
+            )
+        raise MisuseError(
+            f"ranks call different verbs: rank 0 {mine}, rank {other} {others}; every rank has to "
+            f"make the same calls in the same order, one without ids or gradients too"
+        )
+
+
+def rank_error(kind: str, message: str, rank: int) -> RankError:
+    """The error of a rank: a ``RankError`` that is also of the kind that it had raised."""
+    base = getattr(errors, kind, None)
+    if not (isinstance(base, type) and issubclass(base, EmbedrockError)):
+        return RankError(f"{message} ({kind})", rank)
+    if issubclass(base, RankError) or base is EmbedrockError:
+        return RankError(message, rank)
+    if kind not in _KINDS:
+        _KINDS[kind] = type("RankError", (RankError, base), {"__module__": RankError.__module__})
+    made: RankError = _KINDS[kind](message, rank)
+    return made
+
+
+_KINDS: dict[str, Any] = {}
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]

@@ -1,0 +1,181 @@
+"""Ranks train as one: the same losses and rows, whatever number of them there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embedrock
+import ranks
+
+torch = pytest.importorskip("torch")
+
+DIM, ITEMS, STEPS, BATCH = 8, 3000, 6, 12
+SEED = 7
+OPTIMIZERS = {
+    "sgd": lambda model: embedrock.optim.SGD(model, lr=0.1),
+    "rowwise_adagrad": lambda model: embedrock.optim.RowWiseAdagrad(model, lr=0.1),
+    "adam": lambda model: embedrock.optim.Adam(model, lr=0.01),
+}
+
+
+class Model(torch.nn.Module):
+    """Tables of every kind of module, dense and growing, of two widths, and a dense part."""
+
+    def __init__(self, store: Any, kind: str, dtype: Any = None) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        nn = embedrock.nn
+        common = {"store": store, "optimizer": kind, "dtype": dtype}
+        self.item = nn.EmbeddingBag(ITEMS, DIM, mode="sum", name="item", padding_idx=3, **common)
+        self.user = nn.Embedding(None, DIM, name="user", initializer=0.25, **common)
+        config = nn.EmbeddingBagConfig
+        configs = [
+            config("words", 4, ["title", "text"], optimizer=kind),
+            config("place", DIM, num_embeddings=50, mode="mean", optimizer=kind),
+        ]
+        self.bags = nn.EmbeddingBagCollection(configs, store=store)
+        self.top = torch.nn.Linear(3 * DIM + 8, 1)
+
+    def forward(self, batch: dict[str, Any]) -> Any:
+        bags = self.bags({name: batch[name] for name in ("title", "text", "place")})
+        both = [self.item(batch["item"]), self.user(batch["user"]), *bags.values()]
+        return self.top(torch.cat(both, dim=1)).squeeze(1)
+
+
+def jagged(random: Any, count: int, most: int) -> list[Any]:
+    """Ids of each sample, of very different numbers of them."""
+    return [random.integers(-40, 40, random.integers(0, most)) for _ in range(count)]
+
+
+def batch_of(samples: Sequence[Any]) -> dict[str, Any]:
+    """One batch of samples: (item ids, user, title, text, place, label)."""
+    items, users, titles, texts, places, labels = (
+        list(part) for part in zip(*samples, strict=True)
+    )
+
+    def bags(lists: list[Any]) -> tuple[Any, Any]:
+        offsets = np.cumsum([0, *map(len, lists)])[:-1]
+        flat = np.concatenate([np.empty(0, np.int64), *lists])
+        return torch.from_numpy(flat), torch.from_numpy(offsets)
+
+    return {
+        "item": torch.from_numpy(np.stack(items)),
+        "user": torch.from_numpy(np.array(users)),
+        "title": bags(titles),
+        "text": bags(texts),
+        "place": torch.from_numpy(np.stack(places)),
+        "label": torch.from_numpy(np.array(labels, np.float32)),
+    }
+
+
+def steps_of(world: int, count: int = STEPS, size: int = BATCH) -> list[list[Any]]:
+    """For each step the samples of the global batch, those of rank 0 first."""
+    random = np.random.default_rng(1)
+    found = []
+    for _ in range(count):
+        total = world * size
+        found.append(
+            list(
+                zip(
+                    random.integers(0, ITEMS, (total, 5)),
+                    random.integers(-(2**62), 2**62, total) // 2**57,
+                    jagged(random, total, 30),
+                    jagged(random, total, 3),
+                    random.integers(0, 50, (total, 1)),
+                    random.random(total),
+                    strict=True,
+                )
+            )
+        )
+    return found
+
+
+def rows_of(tables: dict[str, Any]) -> dict[str, dict[int, Any]]:
+    """All rows by table and key; of a shard those of this rank."""
+    return {
+        name: {
+            int(key): row.copy()
+            for keys, rows in table.items()
+            for key, row in zip(keys, rows, strict=True)
+        }
+        for name, table in tables.items()
+    }
+
+
+def train(model: Any, tables: Any, batches: Sequence[Any]) -> list[float]:
+    dense = torch.optim.SGD(embedrock.nn.dense_parameters(model), lr=0.05)
+    losses = []
+    for batch in batches:
+        loss = (model(batch) - batch["label"]).square().mean()
+        dense.zero_grad()
+        loss.backward()
+        tables.step()
+        dense.step()
+        losses.append(loss.item())
+    return losses
+
+
+def one_rank(folder: Path, kind: str, steps: Sequence[Any]) -> tuple[list[float], Any]:
+    """What a store of one process makes of the global batches."""
+    with embedrock.open(folder / f"one-{kind}", "64MiB", seed=SEED) as store:
+        model = Model(store, kind)
+        losses = train(model, OPTIMIZERS[kind](model), [batch_of(samples) for samples in steps])
+        found = rows_of(store.tables)
+        store.commit(1)
+    return losses, found
+
+
+def twins(rank: int, world: int, folder: Path) -> Any:
+    found = {}
+    steps = steps_of(world)
+    for kind in OPTIMIZERS:
+        for again in range(2):
+            store = embedrock.open(folder / f"{kind}-{again}-{rank}", "64MiB", seed=SEED)
+            with embedrock.distributed.Shard(store) as shard:
+                model = Model(shard, kind)
+                if again:  # round the whole model, or the dense part of it
+                    model.top = torch.nn.parallel.DistributedDataParallel(model.top)
+                else:
+                    model = torch.nn.parallel.DistributedDataParallel(model)
+                own = [batch_of(samples[rank * BATCH : (rank + 1) * BATCH]) for samples in steps]
+                losses = train(model, OPTIMIZERS[kind](model), own)
+                found[kind, again] = losses, rows_of(shard.tables), shard.stats()
+                store.commit(1)
+    return found
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_are_twins_of_one_rank_with_the_global_batch(world: int, tmp_path: Path) -> None:
+    found = ranks.run(world, twins, tmp_path)
+    for kind in OPTIMIZERS:
+        losses, rows = one_rank(tmp_path, kind, steps_of(world))
+        for again in range(2):
+            of_ranks = [one[kind, again] for one in found]
+            mean = np.mean([own for own, _, _ in of_ranks], axis=0)
+            np.testing.assert_allclose(mean, losses, rtol=2e-5)
+            for name, expected in rows.items():
+                together: dict[int, Any] = {}
+                for _, own, _ in of_ranks:
+                    assert own[name] or name == "place", f"rank without rows of {name!r}"
+                    assert not together.keys() & own[name].keys()
+                    together.update(own[name])
+                assert together.keys() == expected.keys()
+                keys = sorted(expected)
+                np.testing.assert_allclose(
+                    np.stack([together[key] for key in keys]),
+                    np.stack([expected[key] for key in keys]),
+                    rtol=1e-4,
+                    # Of gradients near 0, Adam's first steps have the sign alone.
+                    atol=2e-4 if kind == "adam" else 2e-6,
+                    err_msg=f"{kind} {name}",
+                )
+        for one in found:  # equal bits of equal runs
+            (_, first, _), (_, second, _) = one[kind, 0], one[kind, 1]
+            for name in first:
+                assert first[name].keys() == second[name].keys()
+                assert all((first[name][key] == second[name][key]).all() for key in first[name])
