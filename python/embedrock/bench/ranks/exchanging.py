@@ -65,7 +65,8 @@ class Exchanging:
 
     def _expected(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         first = (ids % 509) - self._updates[ids] * (LR / self._world)
-        return (first[:, None] + np.arange(self._dim)).astype(np.float32)
+        rows: npt.NDArray[np.float32] = (first[:, None] + np.arange(self._dim)).astype(np.float32)
+        return rows
 
     def _wrong(
         self, batches: list[npt.NDArray[np.int64]], rows: npt.NDArray[np.float32], narrow: bool

@@ -41,7 +41,7 @@ class Member:
         row_bytes += 4 * settings["exchange_dim"] * settings["exchange_rows"]
         memory = int(MEMORY_FACTOR * row_bytes) + (64 << 20)
         store = embedrock.open(settings["store"], memory, seed=settings["seed"])
-        stores = {"plain": store, "narrow": store}
+        stores: dict[str, Any] = {"plain": store, "narrow": store}
         if settings["world"] > 1:
             from embedrock.distributed import Shard
 

@@ -94,9 +94,13 @@ class Team:
             child.communicate()
         self._meeting.cleanup()
 
+    def _give_up(self) -> None:
+        for child in self._ranks:
+            child.kill()
+
     def _listen(self, limit_s: float) -> list[dict[str, Any]]:
         """A line of each; those that are late are killed, whose lines are empty then."""
-        late = threading.Timer(limit_s, lambda: [child.kill() for child in self._ranks])
+        late = threading.Timer(limit_s, self._give_up)
         late.start()
         try:
             lines = []

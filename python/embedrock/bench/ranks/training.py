@@ -112,7 +112,8 @@ class Training:
         rows, dense = hashlib.blake2b(), hashlib.blake2b()
         for parameter in one.head.parameters():
             dense.update(parameter.detach().numpy().tobytes())
-        for table in one.embeddings.collection.tables:
+        tables: Any = one.embeddings.collection.tables
+        for table in tables:
             ids = np.linspace(0, table.num_embeddings - 1, COMPARED).astype(np.int64)
             found = table.get(ids)
             rows.update(found.tobytes())
