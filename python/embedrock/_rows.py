@@ -63,14 +63,16 @@ class RowStore(Protocol):
     """A store whose tables modules are made over."""
 
     _listeners: Listeners
-    _returns: int
-    """How often the store went back: what was read before is of rows that are gone."""
     _elsewhere: str | None
     """Where it is, and how its user gets what works in this process only; None where it is here."""
     _collective: bool
     """Whether it is a :class:`CollectiveStore`."""
     _each_occurrence: bool
     """Whether it is to get a gradient for each id that occurs, rather than sums of equal ones."""
+
+    @property
+    def _returns(self) -> int:
+        """How often the store went back: what was read before is of rows that are gone."""
 
     @property
     def table(self) -> Callable[..., Any]:

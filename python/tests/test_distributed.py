@@ -11,6 +11,7 @@ import pytest
 
 import embedrock
 import ranks
+from embedrock.errors import UnsupportedError
 
 torch = pytest.importorskip("torch")
 
@@ -134,17 +135,28 @@ def twins(rank: int, world: int, folder: Path) -> Any:
     found = {}
     steps = steps_of(world)
     for kind in OPTIMIZERS:
-        for again in range(2):
+        for again in range(3):
             store = embedrock.open(folder / f"{kind}-{again}-{rank}", "64MiB", seed=SEED)
             with embedrock.distributed.Shard(store) as shard:
                 model = Model(shard, kind)
-                if again:  # round the whole model, or the dense part of it
+                if again:  # round the dense part of the model, or all of it
                     model.top = torch.nn.parallel.DistributedDataParallel(model.top)
                 else:
                     model = torch.nn.parallel.DistributedDataParallel(model)
                 own = [batch_of(samples[rank * BATCH : (rank + 1) * BATCH]) for samples in steps]
+                gets = 3 * STEPS  # one for each module
+                if again == 1:
+                    own = shard.batches(own, model, ahead=4)
+                if again == 2:
+                    gets = STEPS
+                    embedrock.nn.read_together(model)
+                before = shard.stats()
                 losses = train(model, OPTIMIZERS[kind](model), own)
-                found[kind, again] = losses, rows_of(shard.tables), shard.stats()
+                stats = {name: now - before[name] for name, now in shard.stats().items()}
+                assert stats["gets"] == gets
+                assert stats["gets_ahead"] == (gets if again == 1 else 0)
+                assert stats["updates"] == STEPS
+                found[kind, again] = losses, rows_of(shard.tables)
                 store.commit(1)
     return found
 
@@ -154,13 +166,13 @@ def test_ranks_are_twins_of_one_rank_with_the_global_batch(world: int, tmp_path:
     found = ranks.run(world, twins, tmp_path)
     for kind in OPTIMIZERS:
         losses, rows = one_rank(tmp_path, kind, steps_of(world))
-        for again in range(2):
+        for again in range(3):
             of_ranks = [one[kind, again] for one in found]
-            mean = np.mean([own for own, _, _ in of_ranks], axis=0)
+            mean = np.mean([own for own, _ in of_ranks], axis=0)
             np.testing.assert_allclose(mean, losses, rtol=2e-5)
             for name, expected in rows.items():
                 together: dict[int, Any] = {}
-                for _, own, _ in of_ranks:
+                for _, own in of_ranks:
                     assert own[name] or name == "place", f"rank without rows of {name!r}"
                     assert not together.keys() & own[name].keys()
                     together.update(own[name])
@@ -174,8 +186,57 @@ def test_ranks_are_twins_of_one_rank_with_the_global_batch(world: int, tmp_path:
                     atol=2e-4 if kind == "adam" else 2e-6,
                     err_msg=f"{kind} {name}",
                 )
-        for one in found:  # equal bits of equal runs
-            (_, first, _), (_, second, _) = one[kind, 0], one[kind, 1]
-            for name in first:
-                assert first[name].keys() == second[name].keys()
-                assert all((first[name][key] == second[name][key]).all() for key in first[name])
+        for one in found:  # equal bits of equal runs, with look-ahead and reads together too
+            assert_equal_rows(one[kind, 0][1], one[kind, 1][1])
+            assert_equal_rows(one[kind, 0][1], one[kind, 2][1])
+
+
+def assert_equal_rows(first: Any, second: Any) -> None:
+    assert first.keys() == second.keys()
+    for name in first:
+        assert first[name].keys() == second[name].keys()
+        assert all((first[name][key] == second[name][key]).all() for key in first[name])
+
+
+def rounded(rank: int, world: int, folder: Path) -> Any:
+    """Rows of two bytes, rounded by chance, of the same global batches for any number of ranks."""
+    random = np.random.default_rng(2)
+    store = embedrock.open(folder / f"{world}-{rank}", "64MiB", seed=SEED)
+    with embedrock.distributed.Shard(store, presum=False, reduction="sum") as shard:
+        common = {"store": shard, "dtype": torch.float16, "optimizer": "rowwise_adagrad"}
+        bag = embedrock.nn.EmbeddingBag(
+            ITEMS, DIM, mode="sum", name="item", padding_idx=3, **common
+        )
+        user = embedrock.nn.Embedding(None, DIM, name="user", padding_idx=5, **common)
+        again = embedrock.nn.Embedding(None, DIM, name="user", padding_idx=5, **common)
+        keys = np.arange(50)
+        initial = [module.table.get(keys) for module in (bag, user)]
+        optimizer = embedrock.optim.RowWiseAdagrad(torch.nn.ModuleList([bag, user]), lr=0.05)
+        for _ in range(STEPS):
+            ids = torch.from_numpy(random.integers(0, 50, (12, 6)))
+            own = ids[rank * 12 // world : (rank + 1) * 12 // world]
+            out = bag(own) + user(own[:, 0]) * again(own[:, 1])
+            out.float().square().sum().backward()
+            optimizer.step()
+        with pytest.raises(UnsupportedError, match="presum=False"):
+            embedrock.nn.Embedding(None, DIM, name="user", scale_grad_by_freq=True, **common)
+        found = initial, rows_of(shard.tables)
+        store.commit(1)
+    return found
+
+
+def test_every_occurrence_gives_the_same_bits_for_any_number_of_ranks(tmp_path: Path) -> None:
+    together = []
+    for world in (1, 2, 3):
+        found = ranks.run(world, rounded, tmp_path)
+        rows: dict[str, dict[int, Any]] = {"item": {}, "user": {}}
+        for initial, own in found:
+            for one, other in zip(initial, found[0][0], strict=True):
+                np.testing.assert_array_equal(one, other)
+            for name in rows:
+                rows[name].update(own[name])
+        together.append((found[0][0], rows))
+    for initial, rows in together[1:]:
+        for one, other in zip(initial, together[0][0], strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert_equal_rows(rows, together[0][1])

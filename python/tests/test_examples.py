@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -44,6 +45,9 @@ NEEDS = {
     "train_on_a_graph": "torch_geometric",
 }
 """Other libraries, which `make adapters` has, but for TorchRec."""
+
+OF_RANKS = {"ranks"}
+"""Programs of several processes."""
 
 NEEDS_BROKER = {"follow_a_topic"}
 """Run by test_kafka.py, which has one."""
@@ -168,7 +172,7 @@ def run(folder: Path, script: str, *arguments: str) -> str:
 
 def test_every_script_is_run_here() -> None:
     scripts = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert scripts == {*SAYS, *TUTORIALS, *NEEDS_BROKER}
+    assert scripts == {*SAYS, *TUTORIALS, *NEEDS_BROKER, *OF_RANKS}
 
 
 @pytest.mark.parametrize("script", sorted(SAYS))
@@ -179,6 +183,30 @@ def test_a_script_runs_and_says_what_its_page_says(script: str, tmp_path: Path) 
         pytest.skip(f"{NEEDS[script]} is not installed")
     said = run(tmp_path, script)
     assert re.fullmatch(SAYS[script], said), said
+
+
+def test_ranks_train_together_and_end_together(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    given = {**environment(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        withtorch.Process(
+            words("ranks"), cwd=tmp_path, env={**given, "RANK": str(rank), "WORLD_SIZE": "2"}
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate()[0] for process in ranks]
+    counts = []
+    for rank, line in enumerate(said):
+        found = re.fullmatch(
+            rf"rank {rank} of 2: 60 steps, loss 0\.28 to 0\.0[123]\d, {5 * rank} batches left "
+            r"out, (\d+) of (\d+) rows here\n",
+            line,
+        )
+        assert found, said
+        counts.append([int(number) for number in found.groups()])
+    assert counts[0][0] + counts[1][0] == counts[0][1] == counts[1][1]
 
 
 def test_the_tutorial_trains_is_killed_goes_on_and_is_read(tmp_path: Path) -> None:
@@ -286,4 +314,4 @@ def test_every_block_of_python_in_the_tutorial_and_the_how_to_pages_is_a_script(
     # Three lines for each of several libraries, beside which python/tests/adapters runs them.
     bare = [page for page, line in opened if not named.fullmatch(line)]
     assert {*bare} <= {"convert.md"}
-    assert sorted(found) == sorted({*SAYS, *TUTORIALS, *NEEDS_BROKER})
+    assert sorted(found) == sorted({*SAYS, *TUTORIALS, *NEEDS_BROKER, *OF_RANKS})

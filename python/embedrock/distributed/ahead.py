@@ -29,11 +29,12 @@ from embedrock.distributed.exchange import Exchange, Verb
 from embedrock.distributed.making import digest_of
 from embedrock.distributed.payload import Payload, by_table, pieces_of
 from embedrock.distributed.routing import Route
+from embedrock.distributed.table import ShardTable
 from embedrock.errors import ClosedError, EmbedrockError, MisuseError, NotFoundError, RankError
 
 if TYPE_CHECKING:
     from embedrock.distributed.shard import Shard
-    from embedrock.distributed.table import ShardTable
+    from embedrock.table import Table
 
 __all__ = ["Kept", "Pass", "ShardWindow"]
 
@@ -46,6 +47,7 @@ class Kept:
     """What is known of an announced batch."""
 
     number: int
+    """How many were exchanged, this one included: the same on all ranks."""
     places: dict[str, int]
     """By table."""
     keys: list[npt.NDArray[np.uint64]]
@@ -72,7 +74,6 @@ class Pass:
 
 @dataclass
 class _Job:
-    number: int
     parts: list[tuple[ShardTable, Keys]] | None
     """None: this rank has no more batches."""
     of: Pass
@@ -101,7 +102,7 @@ class ShardWindow:
         self._thread: threading.Thread | None = None
         self._open: dict[int, Future[Kept | None]] = {}
         """Batches that are announced and not finished."""
-        self._number = 0
+        self._number = self._exchanged = 0
         self._current: Kept | None = None
         self._closed = False
         self._usual = Pass()
@@ -109,8 +110,8 @@ class ShardWindow:
     def announce(self, batch: Mapping[ShardTable | str, ArrayLike]) -> int | None:
         """Announces the keys of this rank's part of a coming batch: ``{table or name: keys (*,)}``.
 
-        All ranks name the same tables, one without ids with empty keys. Returns the batch's number,
-        the same on all ranks; None where 512 batches are announced and not finished.
+        All ranks name the same tables, one without ids with empty keys. Returns the batch's number
+        on this rank; None where 512 batches are announced and not finished.
 
         Blocking: never; the ids are exchanged on a thread.
         """
@@ -164,7 +165,7 @@ class ShardWindow:
             parts = None if batch is None else self._parts(batch)
         except Exception as error:
             failed = failed or error
-        job = _Job(self._number, parts, of, failed, Future())
+        job = _Job(parts, of, failed, Future())
         self._open[self._number] = job.result
         if self._thread is None:
             self._thread = threading.Thread(
@@ -210,14 +211,17 @@ class ShardWindow:
     def _parts(self, batch: Any) -> list[tuple[ShardTable, Keys]]:
         if not isinstance(batch, Mapping):
             raise MisuseError(f"batch is {shown(batch)}, expected {{table: keys}}")
-        known = self._shard.tables
         found = []
         for table, keys in batch.items():
-            name = table if isinstance(table, str) else table.name
-            if name not in known:
-                names = ", ".join(map(repr, known)) or "none"
-                raise NotFoundError(f"{self._shard!r} has no table {name!r} (it has {names})")
-            found.append((known[name], as_keys(keys)))
+            if isinstance(table, str):
+                known = self._shard.tables
+                if table not in known:
+                    names = ", ".join(map(repr, known)) or "none"
+                    raise NotFoundError(f"{self._shard!r} has no table {table!r} (it has {names})")
+                table = known[table]
+            if not isinstance(table, ShardTable):
+                raise MisuseError(f"batch has keys of {shown(table)}, expected a table or a name")
+            found.append((table, as_keys(keys)))
         return sorted(found, key=lambda part: -part[0].embedding_dim)
 
     def _run(self) -> None:
@@ -257,12 +261,15 @@ class ShardWindow:
             theirs = exchange.counts(verb, route.counts)
             asked = self._payload.ids(verb, route, theirs).copy()
         pieces = pieces_of(asked, theirs)
-        announced = {table.local: by_table(pieces, i) for i, (table, _) in enumerate(parts)}
+        announced: dict[Table | str, ArrayLike] = {
+            table.local: by_table(pieces, i) for i, (table, _) in enumerate(parts)
+        }
         local = None
         with contextlib.suppress(EmbedrockError):  # whoever reads the rows hears of it
             local = shard.store.window.announce(announced)
         places = {name: place for place, name in enumerate(names)}
-        return Kept(job.number, places, [keys for _, keys in once], pieces, local)
+        self._exchanged += 1
+        return Kept(self._exchanged, places, [keys for _, keys in once], pieces, local)
 
     def _once(self, keys: Keys) -> npt.NDArray[np.uint64]:
         return keys.flat.copy() if self._shard._each_occurrence else distinct(keys.flat)[0]

@@ -159,13 +159,16 @@ class _Finder(KeyFinder):
     def __init__(self, shard: Shard, keys_of: KeysOf) -> None:
         super().__init__(keys_of, [shard])
         self._shard = shard
+        self._tables: dict[str, ShardTable] = {}
 
     def _of_entry(self, name: Any, value: Any) -> Iterable[tuple[Table, Any]]:
         if isinstance(name, str):
-            tables = self._shard.tables
-            if name not in tables:
-                raise NotFoundError(f"keys_of named {name!r}, there are: {', '.join(tables)}")
-            name = tables[name]
+            if name not in self._tables:
+                self._tables = self._shard.tables
+            if name not in self._tables:
+                there = ", ".join(map(repr, self._tables)) or "none"
+                raise NotFoundError(f"keys_of named table {name!r}, there are: {there}")
+            name = self._tables[name]
         if isinstance(name, ShardTable) and name.store is self._shard:
             return [(cast(Table, name), value)]
         return super()._of_entry(name, value)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embedrock._arguments import choice
 from embedrock._arrays import Keys
 from embedrock._keys import KeysNamed
 from embedrock._rows import Bounds
 from embedrock._verbs import NON_FINITE, Floats, NonFinite
 from embedrock.distributed.exchange import Verb
+from embedrock.distributed.making import digest_of
 from embedrock.distributed.payload import by_table, pieces_of, scatter, split_by
 from embedrock.distributed.table import ShardPart, ShardTable
 from embedrock.errors import EmbedrockError, NonFiniteError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Changes"]
 
 _APART = (
-    "; the other ranks have made this step: go back to the last common commit on all of them before "
+    "; other ranks have made this step: go back to the last common commit on all of them before "
     "training goes on"
 )
 
@@ -49,7 +49,7 @@ class Changes:
         within: Bounds,
         settled: Callable[[int], object],
     ) -> float | None:
-        """One optimizer step of all ranks on these tables; returns the norm that was scaled, if any.
+        """One optimizer step of all ranks on these tables; the norm that was scaled, if any.
 
         ``settled`` is called with the places of tables that were updated, which any rank may have
         had a gradient of.
@@ -137,7 +137,8 @@ class Changes:
             own = self._shard.store._gradient_norm(local, non_finite, (value, row_norm, bound, 0.0))
         except EmbedrockError as error:
             failed = error
-        met = self._shard.exchange.meet(verb, failed=failed, number=own)
+        norm = verb._replace(name=f"norm of {verb.name}")
+        met = self._shard.exchange.meet(norm, failed=failed, number=own)
         # In one order on all ranks, which scale dense gradients by it.
         total = math.hypot(others, *met.numbers.tolist())
         return total, math.hypot(others, *np.delete(met.numbers, self._shard.rank).tolist())
@@ -156,7 +157,6 @@ class Changes:
         """Writes rows ``(N, embedding_dim)`` on the ranks that have their keys."""
         self._shard._listeners.before()
         found, dims = [(table, keys)], [table.embedding_dim]
-        choice("non_finite", non_finite, NON_FINITE)
         verb = Verb("put", (table.name,), NON_FINITE.index(non_finite), f"{non_finite=}")
         failed: BaseException | None = None
         try:
@@ -186,10 +186,9 @@ class Changes:
 
 
 def _verb_of(name: str, parts: Sequence[ShardPart], non_finite: str, within: Bounds) -> Verb:
-    # Hashes of numbers are the same in every process.
-    numbers = tuple(tuple(map(float, part.factors.values())) for part in parts)
-    limits = tuple(-1.0 if bound is None else bound for bound in within or ())
-    detail = hash((numbers, NON_FINITE.index(non_finite), limits))
+    numbers = [float(number) for part in parts for number in part.factors.values()]
+    numbers += [-1.0 if bound is None else bound for bound in within or ()]
+    detail = digest_of(np.array([NON_FINITE.index(non_finite), *numbers]).tobytes())
     names = tuple(part.table.name for part in parts)
     return Verb(name, names, detail, _Told(parts[0].factors if parts else {}, non_finite, within))
 

@@ -231,8 +231,9 @@ class Exchange:
     def _lost(self, verb: Verb, error: RuntimeError) -> IoError:
         self._broken = (
             f"{verb} on rank {self.rank} of {self.world}: the other ranks were not reached "
-            f"({_first_line(error)}); one of them has ended, or did not call it within the time-out "
-            f"of the group (Shard(timeout=...)): start all ranks again at their last common commit"
+            f"({_first_line(error)}); one of them has ended, or did not call it within the "
+            f"time-out of the group (Shard(timeout=...)): start all ranks again at their last "
+            f"common commit"
         )
         return IoError(self._broken)
 

@@ -8,7 +8,8 @@ rank by table. Behind the rows for each rank may be one more, which says how it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,8 @@ from torch import Tensor
 from embedrock._verbs import Floats
 from embedrock.distributed.exchange import Exchange, Verb
 from embedrock.distributed.routing import Counts, Keys, Route, widths_of
+
+T = TypeVar("T", bound=np.generic)
 
 __all__ = ["Payload", "by_table", "gather", "pieces_of", "scatter", "split_by"]
 
@@ -81,7 +84,7 @@ def gather(
         _select(flat.numpy().reshape(-1, dims[0]), route.places(gap), ends, outs)
         return
     pieces = split_by(flat.numpy(), route.counts, dims, gap)
-    for dim, first, last in runs:
+    for _dim, first, last in runs:
         some = [own[table] for own in pieces for table in range(first, last)]
         matrix = np.concatenate(some)
         own = _part(route, ends, first, last)
@@ -98,7 +101,7 @@ def scatter(flat: Tensor, route: Route, dims: Sequence[int], rows: Sequence[Floa
         return
     ends = [0, *accumulate(route.lengths.tolist())]
     pieces = split_by(flat.numpy(), route.counts, dims, 0)
-    for dim, first, last in runs:
+    for _dim, first, last in runs:
         own = _part(route, ends, first, last)
         ordered = np.take(_matrix(rows[first:last]), own.order, axis=0)
         begin = 0
@@ -127,13 +130,11 @@ def pieces_of(ids: Keys, counts: Counts) -> list[list[Keys]]:
     """Views of ids that came, by rank and table."""
     ends = [0, *accumulate(counts.reshape(-1).tolist())]
     tables = counts.shape[1]
-    flat = [ids[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
+    flat = [ids[begin:end] for begin, end in pairwise(ends)]
     return [flat[i : i + tables] for i in range(0, len(flat), tables)]
 
 
-def by_table(
-    pieces: Sequence[Sequence[npt.NDArray[np.generic]]], table: int
-) -> npt.NDArray[np.generic]:
+def by_table(pieces: Sequence[Sequence[npt.NDArray[T]]], table: int) -> npt.NDArray[T]:
     """What came of one table, from the first rank to the last; contiguous."""
     some = [own[table] for own in pieces if len(own[table])]
     if len(some) == 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from embedrock import _core
 __all__ = ["BUCKETS", "Route", "contiguous_owners", "destinations", "ids_of", "widths_of"]
 
 BUCKETS = 1024
+T = TypeVar("T", bound=np.generic)
 Keys = npt.NDArray[np.uint64]
 Ranks = npt.NDArray[np.uint16]
 Counts = npt.NDArray[np.int64]
@@ -57,9 +59,9 @@ class Route:
         """Takes keys and their ranks by table."""
         self.world = world
         self.lengths = np.array([len(some) for some in keys], np.int64)
-        self.keys = _joined(keys, np.uint64)
+        self.keys = _joined(keys, np.empty(0, np.uint64))
         """(N,) all keys."""
-        self.ranks = _joined(ranks, np.uint16)
+        self.ranks = _joined(ranks, np.empty(0, np.uint16))
         """(N,) where they go."""
         self.tables = len(keys)
 
@@ -90,7 +92,5 @@ class Route:
         return found
 
 
-def _joined(parts: Sequence[npt.NDArray[np.generic]], dtype: type) -> npt.NDArray[np.generic]:
-    if len(parts) == 1:
-        return parts[0]
-    return np.concatenate([np.empty(0, dtype), *parts])
+def _joined(parts: Sequence[npt.NDArray[T]], empty: npt.NDArray[T]) -> npt.NDArray[T]:
+    return parts[0] if len(parts) == 1 else np.concatenate([empty, *parts])

@@ -16,7 +16,8 @@ holds:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -148,9 +149,10 @@ class Shard:
         self._counts = dict.fromkeys(("gets", "gets_ahead", "updates", "keys_sent", "keys_got"), 0)
         self.window = ShardWindow(self, group_of(group, limit))
         """Reads rows of batches to come on all ranks."""
-        detail = hash((int.from_bytes(self.owners.tobytes(), "little"), self._each_occurrence))
-        told = f"reduction={reduction!r}, wire_dtype={wire!r}, presum={presum}, and owners"
-        verb = Verb(f"Shard({self.reduction}, {wire})", (), detail, told)
+        owners = int.from_bytes(self.owners.tobytes(), "little")
+        detail = hash((owners, presum, self.reduction == "mean", wire == "float32"))
+        told = f"{reduction=}, wire_dtype={wire!r}, {presum=}, owners {_shown(self.owners)}"
+        verb = Verb("Shard", (), detail, told)
         with self.exchange:
             self.exchange.meet(verb)
 
@@ -330,6 +332,16 @@ class Shard:
         """A table's part of a step of a rank that has no gradient of it."""
         return ShardPart(table, None, np.empty((0, table.embedding_dim), np.float32), factors)
 
+    @contextmanager
+    def _refusing(self, verb: str, *tables: ShardTable) -> Iterator[None]:
+        """What goes wrong before a call begins is told to the ranks that wait within it."""
+        try:
+            yield
+        except Exception as error:
+            with self.exchange as exchange:
+                exchange.meet(Verb(verb, tuple(table.name for table in tables)), failed=error)
+            raise
+
     def _keys_of(self, batches: Sequence[Any]) -> list[tuple[ShardTable, Keys]]:
         """The tables and keys of batches, which must be of this shard and lie in range."""
         for table, *_ in batches:
@@ -469,3 +481,11 @@ def _owners_of(binding: Binding | None, world: int) -> Ranks:
     if owners.min() < 0 or owners.max() >= world:
         raise MisuseError(f"owners name rank {owners.max()}, expected 0 to {world - 1}")
     return owners.astype(np.uint16)
+
+
+def _shown(owners: Ranks) -> str:
+    """Runs of buckets and their ranks, for messages."""
+    starts = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist()]
+    ends = [*starts[1:], BUCKETS]
+    runs = [f"{a}-{b - 1}: {owners[a]}" for a, b in zip(starts, ends, strict=True)]
+    return ", ".join(runs[:8]) + (" and more" if len(runs) > 8 else "")

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from embedrock import _core
-from embedrock._arguments import flag
+from embedrock._arguments import choice, flag
 from embedrock._arrays import ArrayLike, Keys, as_keys, as_out, as_rows
 from embedrock._distinct import distinct
-from embedrock._verbs import Floats, NonFinite
+from embedrock._verbs import NON_FINITE, Floats, NonFinite
 from embedrock.clip import Clip, bounds
 from embedrock.optimizers import OptimizerSpec, factors
 from embedrock.table import Table
@@ -136,13 +136,15 @@ class ShardTable:
 
         Blocking: until all ranks have called it, and have read what the others ask for.
         """
-        asked = as_keys(keys)
-        shape, meaning = self._shape(asked)
-        filled = np.empty(shape, np.float32) if out is None else as_out(out, shape, meaning, "out")
-        once, places = distinct(asked.flat)
+        with self._shard._refusing("get", self):
+            asked = as_keys(keys)
+            shape, meaning = self._shape(asked)
+            new = np.empty(shape, np.float32) if out is None else out
+            filled = as_out(new, shape, meaning, "out")
+            once, places = distinct(asked.flat)
         (rows,) = self._shard.get([(self, once)])
         np.take(rows, places, axis=0, out=filled.reshape(-1, self.embedding_dim), mode="clip")
-        return filled if out is None else out
+        return new
 
     def put(self, keys: ArrayLike, values: ArrayLike, *, non_finite: NonFinite = "refuse") -> None:
         """Writes rows, each on the rank that has its key. Collective.
@@ -153,8 +155,10 @@ class ShardTable:
 
         Errors: as :meth:`embedrock.Table.put`. Durability: with the next commit of all ranks.
         """
-        asked = as_keys(keys)
-        rows = as_rows(values, *self._shape(asked), "values").reshape(-1, self.embedding_dim)
+        with self._shard._refusing("put", self):
+            asked = as_keys(keys)
+            rows = as_rows(values, *self._shape(asked), "values").reshape(-1, self.embedding_dim)
+            choice("non_finite", non_finite, NON_FINITE)
         self._shard._put(self, asked, rows, non_finite)
 
     def update(
@@ -181,18 +185,20 @@ class ShardTable:
 
         Errors: as :meth:`embedrock.Table.update`.
         """
-        numbers = factors(self.optimizer["kind"], lr, eps, betas, weight_decay, more)
-        part = self._update_part(as_keys(keys), gradients, numbers)
-        return self._shard._update(
-            [part], non_finite, bounds(clip, other_norm), lambda _place: None
-        )
+        with self._shard._refusing("update", self):
+            numbers = factors(self.optimizer["kind"], lr, eps, betas, weight_decay, more)
+            part = self._update_part(as_keys(keys), gradients, numbers)
+            choice("non_finite", non_finite, NON_FINITE)
+            within = bounds(clip, other_norm)
+        return self._shard._update([part], non_finite, within, lambda _place: None)
 
     def contains(self, keys: ArrayLike) -> npt.NDArray[np.bool_]:
         """Which keys are written on the rank that has them. Collective.
 
         Shapes: ``keys (*,) -> (*,) bool``.
         """
-        asked = as_keys(keys)
+        with self._shard._refusing("contains", self):
+            asked = as_keys(keys)
         return self._shard._contains(self, asked).reshape(asked.shape)
 
     def items(

@@ -225,6 +225,7 @@ class Embedding(_OneTable):
             storage=storage,
             capacity=capacity,
         )
+        _refuse_scaling(store, name, scale)
         super().__init__(store, wanted, padding_idx, device, output_dtype)
         self.scale_grad_by_freq = scale
 
@@ -318,6 +319,7 @@ class EmbeddingBag(_OneTable):
             storage=storage,
             capacity=capacity,
         )
+        _refuse_scaling(store, name, scale)
         super().__init__(store, wanted, padding_idx, device, output_dtype)
         self.mode = mode
         self.include_last_offset = last
@@ -468,6 +470,15 @@ def _told(given: Any) -> str:
     if _is_plain(given):
         return f"of {given.dtype} and shape {tuple(given.shape)}"
     return f"that are {shown(given)}"
+
+
+def _refuse_scaling(store: RowStore, name: str, scale: bool) -> None:
+    """Refuses a count of equal ids where each has a row of its own."""
+    if scale and getattr(store, "_each_occurrence", False):
+        raise UnsupportedError(
+            f"table {name!r}: scale_grad_by_freq counts equal ids of the batch of one rank, which "
+            f"a shard with presum=False does not bring together; make the shard with presum=True"
+        )
 
 
 def _refuse_unsupported(name: str, max_norm: Any, weight: Any = None) -> None:

@@ -210,10 +210,11 @@ class RowsModule(nn.Module):  # type: ignore[misc]
 
     def _refuse_data_parallel(self) -> None:
         distributed = torch.distributed
-        if self.store._collective or not (distributed.is_available() and distributed.is_initialized()):
+        if not (distributed.is_available() and distributed.is_initialized()):
             return
         size = distributed.get_world_size()
-        if size > 1 and nn.parallel.DistributedDataParallel._active_ddp_module is not None:
+        alone = size == 1 or self.store._collective
+        if not alone and nn.parallel.DistributedDataParallel._active_ddp_module is not None:
             raise UnsupportedError(
                 f"{self._named()} runs inside DistributedDataParallel with {size} processes, which "
                 f"would leave each one with gradients of its own; give its module an "

@@ -127,12 +127,12 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for group in self.param_groups:
             for parameter in group["params"]:
                 pending = self._pending[id(parameter)]
-                gradient = pending.gradient()
                 store = pending.table.store
-                if gradient is None:
-                    if not store._collective:
-                        continue
+                gradient: tuple[Any, Tensor] | None = pending.gradient()
+                if gradient is None and store._collective:
                     gradient = (None, parameter.new_empty(0, pending.table.embedding_dim))
+                if gradient is None:
+                    continue
                 _, batches = waiting.setdefault(id(store), (store, []))
                 batches.append((pending, *gradient, group))
         self._apply([(*each, self._parts(each[1])) for each in waiting.values()])

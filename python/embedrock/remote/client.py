@@ -168,8 +168,8 @@ class RemoteStore:
     _returns = 0  # who goes back is who has the store open
     _collective = _each_occurrence = False
     _elsewhere: str | None = (
-        "at a server: train in a plain loop, which reads at each forward and updates at each step; rows are "
-        "durable with commit(), and the dense part is kept with torch.save"
+        "at a server: train in a plain loop, which reads at each forward and updates at each step; "
+        "rows are durable with commit(), and the dense part is kept with torch.save"
     )
 
     def __init__(self, pool: Pool, sampler: Sampler | None = None) -> None:
