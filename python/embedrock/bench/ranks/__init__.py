@@ -1,12 +1,13 @@
 """``ranks``: what it costs that ranks share the tables.
 
-All ranks are processes of this machine, which exchange over its loopback; each has one core of its
-own and one thread of PyTorch. All rows are in memory.
+All ranks are processes of this machine, which exchange over its loopback, on as many cores as there
+are ranks, with one thread of PyTorch each. All rows are in memory.
 
 ``exchange_ids_per_s`` is how many ids a rank gets rows for and sends gradients of in a second: two
 ranks, batches of 4,096 uniform ids of a table with 16 float32, a get and an update with SGD for
-each. Every row is compared with what it must be. ``ranks_share`` is training: a DLRM in Criteo's
-shape, 26 tables with 64 float32 and row-wise Adagrad, 1,024 samples a rank, its dense part in
+each; ``exchange_ids_per_s_26624`` the same with batches of 26,624 ids, which 1,024 samples of
+Criteo have. Every row is compared with what it must be. ``ranks_share`` is training: a DLRM in
+Criteo's shape, 26 tables with 64 float32 and row-wise Adagrad, 1,024 samples a rank, its dense part in
 ``DistributedDataParallel``: samples/s of two ranks ÷ 2 ÷ those of one rank with a store of its own
 and one core. ``ranks_share_lookahead`` is the same with the ids of 32 batches exchanged ahead,
 ``ranks_share_bfloat16`` with bfloat16 on the wire. ``ranks_step_bytes`` and
@@ -29,7 +30,13 @@ from embedrock.bench.ranks.team import Team
 __all__ = ["add_arguments", "run"]
 
 RANKS = 2
-FIGURES = ["exchange_ids_per_s", "ranks_share", "ranks_share_lookahead", "ranks_share_bfloat16"]
+FIGURES = [
+    "exchange_ids_per_s",
+    "exchange_ids_per_s_26624",
+    "ranks_share",
+    "ranks_share_lookahead",
+    "ranks_share_bfloat16",
+]
 FIGURES += ["ranks_step_bytes", "ranks_step_bytes_bfloat16"]
 MEMORY_BYTES = 3 << 30
 """Three processes with PyTorch, and their rows."""
@@ -49,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--exchange-dim", type=int, default=16, help="values of these rows")
     parser.add_argument("--exchange-batch", type=int, default=4096, help="ids of a batch")
-    parser.add_argument("--exchange-steps", type=int, default=200, help="batches of a turn")
+    parser.add_argument("--exchange-large", type=int, default=26 * 1024, help="ids of a large one")
+    parser.add_argument("--exchange-ids", type=int, default=1_000_000, help="of a turn")
     add_common(parser)
 
 
@@ -65,7 +73,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         name: getattr(options, name)
         for name in ("rows", "dim", "batch", "seed", "exchange_rows", "exchange_dim")
     }
-    settings["exchange_batch"] = options.exchange_batch
     row_bytes = 4 * (options.dim + 1) * options.rows
     row_bytes += 4 * options.exchange_dim * options.exchange_rows
     with workspace(options, 8 * row_bytes) as place:
@@ -81,20 +88,27 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def _exchange(report: Report, options: argparse.Namespace, one: Team, two: Team) -> None:
     """Ids of a table that all ranks ask for."""
-    report.say(f"exchanging {options.exchange_batch} ids at a time")
-    steps = options.exchange_steps
     ways = {ONE: (one, "plain"), TWO: (two, "plain"), NARROW: (two, "narrow")}
+    for figure, batch in (
+        ("exchange_ids_per_s", options.exchange_batch),
+        ("exchange_ids_per_s_26624", options.exchange_large),
+    ):
+        report.say(f"exchanging {batch:,} ids at a time")
+        steps = max(2, options.exchange_ids // batch)
 
-    def turn(team: Team, way: str) -> Callable[[], Timed]:
-        return lambda: _timed(report, team.ask("exchange", way=way, steps=steps))
+        def turn(
+            team: Team, way: str, batch: int = batch, steps: int = steps
+        ) -> Callable[[], Timed]:
+            return lambda: _timed(report, team.ask("exchange", way=way, batch=batch, steps=steps))
 
-    for team, way in ways.values():
-        turn(team, way)()  # buffers and caches as they will be
-    rounds = interleave([turn(*way) for way in ways.values()], options.rounds, options.patience)
-    report.rounds("exchange_ids_per_s", rounds)
-    rates = {name: rounds.rate(i) / ways[name][0].size for i, name in enumerate(ways)}
-    report.figure("exchange_ids_per_s", rates[TWO])
-    report.results["ids_per_s_of_a_rank"] = {name: round(rate) for name, rate in rates.items()}
+        for team, way in ways.values():
+            turn(team, way)()  # buffers and caches as they will be
+        rounds = interleave([turn(*way) for way in ways.values()], options.rounds, options.patience)
+        report.rounds(figure, rounds)
+        rates = {name: rounds.rate(i) / ways[name][0].size for i, name in enumerate(ways)}
+        report.figure(figure, rates[TWO])
+        found = report.results.setdefault("ids_per_s_of_a_rank", {})
+        found[f"{batch:,} ids"] = {name: round(rate) for name, rate in rates.items()}
 
 
 def _training(report: Report, options: argparse.Namespace, one: Team, two: Team) -> None:

@@ -22,7 +22,7 @@ class Exchanging:
     def __init__(self, stores: dict[str, Any], settings: dict[str, Any]) -> None:
         """Writes all rows; ranks of a shard each a part."""
         self._rank, self._world = settings["rank"], settings["world"]
-        self._seed, self._batch = settings["seed"], settings["exchange_batch"]
+        self._seed = settings["seed"]
         self._rows, self._dim = settings["exchange_rows"], settings["exchange_dim"]
         self._stores = stores
         self._turns = 0
@@ -33,13 +33,13 @@ class Exchanging:
         own = np.arange(self._rank * part, min(self._rows, (self._rank + 1) * part))
         table.put(own, self._expected(own))
 
-    def turn(self, way: str, steps: int) -> dict[str, Any]:
-        """Reads and updates so many batches; rows are compared behind the clock."""
+    def turn(self, way: str, batch: int, steps: int) -> dict[str, Any]:
+        """Reads and updates so many batches of ids; rows are compared behind the clock."""
         self._turns += 1
-        batches = [self._drawn(rank, steps) for rank in range(self._world)]
+        batches = [self._drawn(rank, batch, steps) for rank in range(self._world)]
         own = batches[self._rank]
-        rows = np.empty((steps, self._batch, self._dim), np.float32)
-        gradients = np.ones((self._batch, self._dim), np.float32)
+        rows = np.empty((steps, batch, self._dim), np.float32)
+        gradients = np.ones((batch, self._dim), np.float32)
         table, timed = self._table(way), Timed()
         table.get(own[0])  # all ranks have drawn
         with timed:
@@ -50,7 +50,7 @@ class Exchanging:
             "seconds": timed.seconds,
             "waited": timed.waited,
             "known": timed.known,
-            "work": steps * self._batch,
+            "work": steps * batch,
             "mismatches": self._wrong(batches, rows, way == "narrow" and self._world > 1),
         }
 
@@ -59,9 +59,9 @@ class Exchanging:
             "uniform", self._dim, self._rows, optimizer="sgd", initializer=0.0
         )
 
-    def _drawn(self, rank: int, steps: int) -> npt.NDArray[np.int64]:
+    def _drawn(self, rank: int, batch: int, steps: int) -> npt.NDArray[np.int64]:
         random = np.random.default_rng([self._seed, self._turns, rank])
-        return random.integers(0, self._rows, (steps, self._batch))
+        return random.integers(0, self._rows, (steps, batch))
 
     def _expected(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         first = (ids % 509) - self._updates[ids] * (LR / self._world)

@@ -27,7 +27,7 @@ class Member:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         """Meets the other ranks, and makes and fills the tables."""
-        os.sched_setaffinity(0, {settings["core"]})
+        os.sched_setaffinity(0, settings["cores"])
         torch.set_num_threads(1)
         torch.manual_seed(settings["seed"])
         dist.init_process_group(
@@ -56,9 +56,9 @@ class Member:
         """Training, by a plain loop, with look-ahead, or with bfloat16 on the wire."""
         return self._training.turn(way, steps)
 
-    def exchange(self, way: str, steps: int) -> dict[str, Any]:
+    def exchange(self, way: str, batch: int, steps: int) -> dict[str, Any]:
         """Rows and gradients of uniform ids."""
-        return self._exchanging.turn(way, steps)
+        return self._exchanging.turn(way, batch, steps)
 
     def compare(self) -> dict[str, Any]:
         """What ranks must agree on after training."""

@@ -22,7 +22,7 @@ START_S, TURN_S = 300.0, 300.0
 
 
 class Team:
-    """Ranks that are asked together, each on a core of its own."""
+    """Ranks that are asked together, on as many cores as they are."""
 
     def __init__(
         self, size: int, folder: Path, cores: Sequence[int], settings: dict[str, Any]
@@ -44,7 +44,7 @@ class Team:
             told = {
                 "rank": rank,
                 "world": size,
-                "core": cores[rank % len(cores)],
+                "cores": [*cores[:size]],
                 "meeting": str(Path(self._meeting.name).resolve() / "ranks"),
                 "store": str(folder / f"rank-{rank}-of-{size}.store"),
                 **settings,
