@@ -6,13 +6,15 @@ are ranks, with one thread of PyTorch each. All rows are in memory.
 ``exchange_ids_per_s`` is how many ids a rank gets rows for and sends gradients of in a second: two
 ranks, batches of 4,096 uniform ids of a table with 16 float32, a get and an update with SGD for
 each; ``exchange_ids_per_s_26624`` the same with batches of 26,624 ids, which 1,024 samples of
-Criteo have. Every row is compared with what it must be. ``ranks_share`` is training: a DLRM in
-Criteo's shape, 26 tables with 64 float32 and row-wise Adagrad, 1,024 samples a rank, its dense part in
-``DistributedDataParallel``: samples/s of two ranks ÷ 2 ÷ those of one rank with a store of its own
-and one core. ``ranks_share_lookahead`` is the same with the ids of 32 batches exchanged ahead,
-``ranks_share_bfloat16`` with bfloat16 on the wire. ``ranks_step_bytes`` and
-``ranks_step_bytes_bfloat16`` are what a rank sends the other for a batch. After training the ranks
-have to hold the same dense parameters, and to read the same rows, which are those of their owners.
+Criteo have. Every row is compared with what it must be.
+
+``ranks_share`` is training: a DLRM in Criteo's shape, 26 tables with 64 float32 and row-wise
+Adagrad, 1,024 samples a rank, its dense part in ``DistributedDataParallel``: samples/s of two ranks
+÷ 2 ÷ those of one rank with a store of its own and one core. ``ranks_share_lookahead`` is the same
+with the ids of 32 batches exchanged ahead, ``ranks_share_bfloat16`` with bfloat16 on the wire.
+``ranks_step_bytes`` and ``ranks_step_bytes_bfloat16`` are what a rank sends the other for a batch.
+After training the ranks have to hold the same dense parameters, and to read the same rows, which
+are those of their owners.
 """
 
 from __future__ import annotations
