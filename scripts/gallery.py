@@ -11,7 +11,8 @@ from typing import Any
 TITLES = {"dlrm": "DLRM", "dcn_v2": "DCN-v2", "deepfm": "DeepFM", "pnn": "PNN", "mmoe": "MMoE"}
 TITLES |= {"wide_deep": "Wide & Deep", "dien": "DIEN", "transe": "TransE", "rotate": "RotatE"}
 TITLES |= {"distmult": "DistMult", "complex": "ComplEx", "graphsage": "GraphSAGE", "gat": "GAT"}
-DATA = {"criteo-shaped": "in Criteo's shape", "sessions": "made sessions", "made": "made"}
+DATA = {"power": "power law, made"}
+DATA |= {"criteo-shaped": "in Criteo's shape", "sessions": "made sessions", "made": "made"}
 STORES = {"rocksdb": "RocksDB", "faster": "FASTER", "swap": "swap", "lmdb": "LMDB"}
 
 Line = dict[str, Any]
@@ -87,7 +88,25 @@ def _knowledge(report: dict[str, Any]) -> dict[str, list[Line]]:
                 }
             )
         )
-    return {"knowledge": lines}
+    return {"knowledge": lines, "partitions": _partitions(report)}
+
+
+def _partitions(report: dict[str, Any]) -> list[Line]:
+    settings, power = report["settings"], report["results"].get("power")
+    if power is None:
+        return []
+    lines = []
+    for share, one in power.items():
+        if share == "memory":
+            continue
+        line = {"model": "distmult", "data": "power", "rows": settings["power_entities"]}
+        line["edges"] = settings["power_edges"]
+        line |= {"memory": f"{share} %", "in_memory": power["memory"]["edges_per_s"]}
+        line |= {"lookahead": one["edges_per_s"] / power["memory"]["edges_per_s"]}
+        line |= {name: one[name] for name in ("passes", "passes_beta", "passes_least")}
+        line["gigabytes"] = one["bytes_read"] / 1e9
+        lines.append(_rounded(line))
+    return lines
 
 
 def _graphs(report: dict[str, Any]) -> dict[str, list[Line]]:
@@ -125,7 +144,7 @@ def _graphs(report: dict[str, Any]) -> dict[str, list[Line]]:
                     "memory": memory,
                     "lookahead": report["figures"]["speed_vs_memory_gnn"],
                     "in_memory": speed["steps_per_s_in_memory"],
-                    "command": "bench gnn",
+                    "command": f"bench gnn --nodes {report['settings']['nodes']}",
                 }
             )
         )
@@ -219,6 +238,19 @@ COLUMNS = {
         "mrr_in_memory": "in memory",
         "published": "published",
         "command": "`embedrock …`",
+    },
+    "partitions": {
+        "model": "model",
+        "data": "data",
+        "rows": "rows",
+        "edges": "edges",
+        "memory": "memory",
+        "in_memory": "edges/s in memory",
+        "lookahead": "÷ memory",
+        "passes": "passes",
+        "passes_beta": "BETA",
+        "passes_least": "at least",
+        "gigabytes": "GB read",
     },
     "graphs": {
         "model": "model",

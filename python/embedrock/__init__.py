@@ -39,6 +39,8 @@ from embedrock.table import Table
 if TYPE_CHECKING:
     from embedrock import distributed, follow, nn, optim, trace, weights
     from embedrock.checkpoint import resume, save
+    from embedrock.kge.partitions.edges import PartitionedEdges
+    from embedrock.kge.partitions.negatives import SharedNegatives
     from embedrock.pipeline.training import Pipeline
     from embedrock.placement.freezing import freeze
     from embedrock.remote.client import connect
@@ -50,8 +52,10 @@ __all__ = [
     "EmbedrockError",
     "LookaheadLoader",
     "LookaheadWarning",
+    "PartitionedEdges",
     "PendingCommit",
     "Pipeline",
+    "SharedNegatives",
     "StepReport",
     "Store",
     "Table",
@@ -83,7 +87,9 @@ __all__ = [
 
 # Public names that need PyTorch or that few programs use, and the module that each one comes from.
 _LAZY = {
+    "PartitionedEdges": "embedrock.kge.partitions.edges",
     "Pipeline": "embedrock.pipeline.training",
+    "SharedNegatives": "embedrock.kge.partitions.negatives",
     "connect": "embedrock.remote.client",
     "distributed": "embedrock.distributed",
     "follow": "embedrock.follow",

@@ -275,11 +275,14 @@ class Store:
     def announce(self, /, batch: Sequence[tuple[TableId, _Keys]]) -> int | None:
         """Announces the keys of one batch; returns its number, or None: the window is full."""
 
+    def announce_range(self, /, table: TableId, first: _Keys, last: _Keys) -> int | None:
+        """Announces runs of ids; returns their number, or None: there is no room for them."""
+
     def begin(self, /, number: int) -> None:
         """Waits until a batch that is about to be read was read ahead."""
 
-    def finish(self, /, number: int) -> None:
-        """Batches up to this one are done with."""
+    def finish(self, /, number: int, evict: bool = False) -> None:
+        """Batches up to this one, or one range, are done with."""
 
     def clear_announced(self, /) -> None:
         """Forgets what is announced."""

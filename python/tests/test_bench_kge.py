@@ -39,3 +39,19 @@ def test_a_ring_is_the_same_for_the_same_seed_and_has_no_triple_twice() -> None:
     every = np.concatenate(one.known())
     assert len(np.unique(every, axis=0)) == len(every)
     assert len(one.test) == len(one.valid) > 0
+
+
+def test_the_speed_by_partitions_is_set_beside_that_in_memory(tmp_path: Path) -> None:
+    file = tmp_path / "kge.json"
+    small = ["--graphs", "power", "--power-entities", "20000", "--power-edges", "20000"]
+    small += ["--power-dim", "8", "--power-batch", "2000", "--power-negatives", "16"]
+    assert main(["kge", *small, "--dir", str(tmp_path / "b"), "--json", str(file)]) == 0
+    report = json.loads(file.read_text())
+    figures, results = report["figures"], report["results"]
+    assert results["mismatches"] == 0
+    assert results["power"]["memory"]["bytes_read"] == 0
+    for share in (10, 25):
+        assert figures[f"speed_vs_memory_kge_{share}"] > 0
+        assert figures[f"passes_kge_{share}"] <= 1.1
+        one = results["power"][str(share)]
+        assert one["announced"] > one["buffer"] and one["rows_ahead"] > 0

@@ -79,3 +79,13 @@ def test_speed_is_no_graph(gallery: Any) -> None:
         ["GraphSAGE", "steps per second", "made, 20 nodes"],
     ]
     assert lines[0][head.index("quality")] == 0.8 and 0.9 in lines[1]
+
+
+def test_an_epoch_by_partitions_is_set_beside_the_loop_in_memory(gallery: Any) -> None:
+    passes = {"passes": 4.0, "passes_beta": 4.0, "passes_least": 3.5}
+    part = {"edges_per_s": 500.0, "bytes_read": 2e9, **passes}
+    results = {"power": {"memory": {"edges_per_s": 1000.0}, "25": part}, "mismatches": 0}
+    settings = {"power_entities": 70, "power_edges": 900, "memory": "10%"}
+    report = {"bench": "kge", "results": results, "settings": settings}
+    _, line = gallery.cells("partitions", gallery.lines_of(report))
+    assert line[2:] == [70, 900, "25 %", 1000, 0.5, 4.0, 4.0, 3.5, 2.0]

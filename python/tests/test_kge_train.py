@@ -140,3 +140,31 @@ def test_a_store_of_clicks_is_not_gone_on_with(tmp_path: Path) -> None:
         store.commit(1, {"program": "something else"})
     with pytest.raises(MismatchError, match="was not written by embedrock train"):
         train(replace(options_of(tmp_path, "s"), resume=True))
+
+
+@pytest.mark.parametrize("order", ["beta", None])
+def test_a_run_by_partitions_goes_on_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str | None
+) -> None:
+    given = {"partitions": 4, "order": order}
+    whole = train(options_of(tmp_path, "whole", **given))
+    assert whole["order"]["partitions"] == 4 and whole["order"]["announced"] > 4
+    assert whole["samples"] == 3 * (len(triples_of()) - 80)
+    stop = whole["step"] // 2
+    options = options_of(tmp_path, "stopped", **given)
+    with monkeypatch.context() as patched:
+        patched.setattr(epoch_run, "Interrupt", lambda: _After(stop))
+        assert train(options)["step"] == stop
+    on = replace(options, resume=True, given=frozenset(), partitions=None, order=None)
+    second = train(on)
+    assert (second["step"], second["ranks"]) == (whole["step"], whole["ranks"])
+    assert digests(options.store) == digests(tmp_path / "whole")
+    with pytest.raises(MismatchError, match="partitions is 5, but the run in"):
+        train(replace(on, partitions=5))
+
+
+def test_options_of_partitions_that_do_not_go_together(tmp_path: Path) -> None:
+    with pytest.raises(MisuseError, match="order is 'beta' without partitions"):
+        train(options_of(tmp_path, "s", order="beta"))
+    with pytest.raises(MisuseError, match="pipeline is for triples in random order"):
+        train(options_of(tmp_path, "s", partitions=4, pipeline=True))

@@ -31,6 +31,7 @@ from rows import numbered
 
 Arguments = dict[str, Any]
 KEYS = np.array([1, 2])
+EDGES = np.arange(10).reshape(5, 2)
 CONTROL = np.arange(100)
 
 
@@ -61,6 +62,10 @@ class World:
 
     def new_path(self) -> Path:
         return self.path / f"new{next(self.numbers)}"
+
+    @cached_property
+    def ranged(self) -> embedrock.Table:
+        return self.store.table("ranged", 4, num_embeddings=50, optimizer="sgd")
 
     def more_rows(self) -> nn.Embedding:
         return nn.Embedding(None, 4, store=self.store, name="more", optimizer="sgd")
@@ -198,6 +203,15 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
     "RemoteTable.lookahead": (lambda w: w.remote["t"].lookahead, lambda w: {"keys": KEYS}),
     "RemoteStore.switch": (lambda w: w.watching.switch, lambda w: {"step": 0}),
     "RemoteTable.promote": (lambda w: w.remote["t"].promote, lambda w: {"keys": KEYS}),
+    "Window.announce_range": (
+        lambda w: w.store.window.announce_range,
+        lambda w: {"table": w.ranged, "first": 0, "last": 5},
+    ),
+    "PartitionedEdges": (
+        lambda w: embedrock.PartitionedEdges,
+        lambda w: {"edges": EDGES, "table": w.ranged, "batch_size": 2, "partitions": 2},
+    ),
+    "SharedNegatives": (lambda w: embedrock.SharedNegatives, lambda w: {"count": 3}),
     "Window.announce": (lambda w: w.store.window.announce, lambda w: {"batch": {w.table: KEYS}}),
     "Window.begin": (lambda w: w.store.window.begin, lambda w: {"number": 1}),
     "Window.finish": (lambda w: w.store.window.finish, lambda w: {"number": 1}),

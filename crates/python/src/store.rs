@@ -348,14 +348,34 @@ impl Store {
         Ok(number)
     }
 
+    /// Announces runs of ids, each from one of `first` to before the same of `last`; returns their
+    /// number, or None when there is no room for them.
+    fn announce_range(
+        &self,
+        py: Python<'_>,
+        table: PyRef<'_, TableId>,
+        first: Keys,
+        last: Keys,
+    ) -> PyResult<Option<u64>> {
+        let number = window::announce_range(py, &self.0, table.0, (&first, &last))?;
+        self.tell_budget(py)?;
+        Ok(number)
+    }
+
     /// Waits until a batch that is about to be read was read ahead.
     fn begin(&self, py: Python<'_>, number: u64) -> PyResult<()> {
         window::begin(py, &self.0, number)
     }
 
-    /// Batches up to this one are done with.
-    fn finish(&self, py: Python<'_>, number: u64) -> PyResult<()> {
-        py.detach(|| self.0.finish(number)).or_raise(py)
+    /// Batches up to this one, or one range, are done with; the rows of a range leave then, with
+    /// `evict`.
+    #[pyo3(signature = (number, evict=false))]
+    fn finish(&self, py: Python<'_>, number: u64, evict: bool) -> PyResult<()> {
+        py.detach(|| match evict {
+            true => self.0.finish_range(number),
+            false => self.0.finish(number),
+        })
+        .or_raise(py)
     }
 
     /// Forgets what is announced.

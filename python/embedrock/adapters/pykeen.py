@@ -268,7 +268,9 @@ class RowsCallback(TrainingCallback):  # type: ignore[misc]
     >>> rows = embedrock.optim.RowWiseAdagrad(model, lr=0.1)
     >>> dense = torch.optim.Adagrad(embedrock.nn.dense_parameters(model))
     >>> loop = SLCWATrainingLoop(model=model, triples_factory=graph, optimizer=dense)
-    >>> losses = loop.train(graph, num_epochs=2, use_tqdm=False, callbacks=RowsCallback(rows))
+    >>> losses = loop.train(
+    ...     graph, num_epochs=2, batch_size=200, use_tqdm=False, callbacks=RowsCallback(rows)
+    ... )
     >>> store.step  # batches
     16
     """

@@ -7,6 +7,8 @@ twin: the same model with ``torch.nn.Embedding``, the same initial rows, batches
 
 Losses agree in all but last bits, which training makes grow; so ranks do not agree to the last.
 
+``speed_vs_memory_kge_...``: see ``kge_speed``.
+
 The graphs of the papers are given (``--data``, a folder with one for each); without, a generated
 one is trained: a ring on which each relation leads a few steps ahead.
 
@@ -23,6 +25,7 @@ from typing import Any
 import numpy as np
 
 import embedrock
+from embedrock.bench import kge_speed
 from embedrock.bench.common import Report, add_common, import_torch, workspace
 from embedrock.bench.machine import device_facts
 from embedrock.training.graph_recipes import MODELS, GraphRecipe
@@ -41,6 +44,7 @@ PUBLISHED = {
 }
 """Filtered MRR. Rows 1 to 3 of each graph: LibKGE's README; RotatE: Sun et al., 2019."""
 RING = "ring"
+POWER = "power"
 MEMORY_BYTES = 2 << 30
 TABLE_BYTES = 2 << 30
 CHECKED_ROWS = 4096
@@ -52,7 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data", type=Path, metavar="DIR", help="folder with a folder for each graph"
     )
     parser.add_argument(
-        "--graphs", nargs="+", choices=[RING, *GRAPHS], default=[RING, *GRAPHS], help="to train on"
+        "--graphs",
+        nargs="+",
+        choices=[RING, *GRAPHS, POWER],
+        default=[RING, *GRAPHS, POWER],
+        help="to train on",
     )
     parser.add_argument(
         "--models", nargs="+", choices=MODELS, default=list(MODELS), help="to be trained"
@@ -65,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--test-triples", type=int, help="that are ranked, drawn by chance; all")
     parser.add_argument("--ring-entities", type=int, default=20_000, help="of the generated graph")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch")
+    kge_speed.add_arguments(parser)
     add_common(parser)
 
 
@@ -74,10 +83,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     wanted = [
         (graph, model)
         for graph in options.graphs
+        if graph != POWER
         for model in options.models
         if model in GRAPHS.get(graph, MODELS)
     ]
-    torch = import_torch(report, [f"mrr_{graph}_{model}" for graph, model in wanted], MEMORY_BYTES)
+    figures = [f"mrr_{graph}_{model}" for graph, model in wanted]
+    if POWER in options.graphs:
+        figures += [f"speed_vs_memory_kge_{share}" for share in kge_speed.SHARES]
+    torch = import_torch(report, figures, MEMORY_BYTES)
     if torch is None:
         return report.finish()
     torch.set_num_threads(options.threads)
@@ -90,6 +103,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             continue
         with workspace(options, TABLE_BYTES) as place:
             _contest(report, options, place / "store", graph, graphs[graph], model)
+    if POWER in options.graphs:
+        with workspace(options, 6 * options.power_entities * 8 * options.power_dim) as place:
+            kge_speed.measure(report, options, place)
     return report.finish()
 
 

@@ -15,6 +15,7 @@ from embedrock.cli.train_run import (
     run_options,
     run_to_its_end,
 )
+from embedrock.errors import MisuseError
 from embedrock.training.graph_recipes import LOSSES, MODELS, GraphRecipe
 
 
@@ -52,6 +53,17 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="triples of valid and test with a name that train does not have: an error, left out "
         "and counted, or ranked with rows that are never trained (refuse)",
     )
+    group.add_argument(
+        "--partitions",
+        metavar="N",
+        help="train partition by partition, for few reads out of core: N of them, a quarter in "
+        "memory at a time, or auto: as --memory wants it (none: triples in random order)",
+    )
+    group.add_argument(
+        "--order",
+        choices=("comet", "beta"),
+        help="of partitions: comet, drawn anew every epoch, or beta, with fewer swaps (comet)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -67,8 +79,19 @@ def run(arguments: argparse.Namespace) -> int:
         model=arguments.model,
         recipe=recipe,
         unknown=arguments.unknown or "refuse",
+        partitions=_partitions(arguments.partitions),
+        order=arguments.order,
     )
     return run_to_its_end(arguments, train, options, _report, _print)
+
+
+def _partitions(given: str | None) -> int | str | None:
+    if given is None or given == "auto":
+        return given
+    try:
+        return int(given)
+    except ValueError:
+        raise MisuseError(f"--partitions is {given!r}, expected a number or auto") from None
 
 
 def _report(result: dict[str, Any]) -> dict[str, Any]:

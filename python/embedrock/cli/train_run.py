@@ -21,7 +21,7 @@ OPTIONS_OF = {
     ),
     "knowledge graphs": (
         *("negatives", "loss", "margin", "temperature", "regularization"),
-        *("initial", "unit_rows", "unknown"),
+        *("initial", "unit_rows", "unknown", "partitions", "order"),
     ),
     "graphs": ("task", "rows", "split", "directed", "weight_decay", "initial", "model_options"),
 }

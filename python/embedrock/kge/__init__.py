@@ -27,6 +27,7 @@ from embedrock.kge.batches import TripleBatch, TripleBatches
 from embedrock.kge.interactions import INTERACTIONS, ComplEx, DistMult, Interaction, RotatE, TransE
 from embedrock.kge.losses import LOSSES, logistic, nssa, softmax
 from embedrock.kge.model import KnowledgeGraphModel, RowConstraint, dense_relations, unit
+from embedrock.kge.partitions import EdgeBatch
 from embedrock.kge.ranking import Queries, Ranks, rank, rank_queries
 from embedrock.kge.triples import Graph, Names, read
 
@@ -35,6 +36,7 @@ __all__ = [
     "LOSSES",
     "ComplEx",
     "DistMult",
+    "EdgeBatch",
     "Graph",
     "Interaction",
     "KnowledgeGraphModel",

@@ -109,6 +109,10 @@ class TripleBatches:
                 self._step = batch.step + 1
                 yield batch
 
+    def epoch_of(self, step: int) -> int:
+        """The epoch of a batch, by its number."""
+        return step // self.per_epoch
+
     def state_dict(self) -> dict[str, int]:
         """The position behind the batch that was given last, and what batches depend on."""
         return {"step": self._step, **self._fixed()}

@@ -64,9 +64,8 @@ class Numbered(Protocol):
 class EpochBatches(Protocol):
     """Batches from a position on."""
 
-    @property
-    def per_epoch(self) -> int:
-        """Batches of an epoch."""
+    def epoch_of(self, step: int) -> int:
+        """The epoch of a batch, by its number."""
 
     def __iter__(self) -> Iterator[Any]: ...
 
@@ -191,6 +190,8 @@ class EpochRun(ABC, Generic[B]):
     def __post_init__(self) -> None:
         """Starts what observes the run."""
         self.options, self.store = self.begun.options, self.begun.store()
+        #: How batches are announced.
+        self.ahead_options = self.options
         self.history = History(self.trainer, self.store)
         self.report = StepReport(
             self.store, self.trainer.optimizers, max_rows=_REPORT_ROWS, step=self.step
@@ -204,10 +205,14 @@ class EpochRun(ABC, Generic[B]):
     def told(self, measured: dict[str, Any]) -> dict[str, Any]:
         """What else is to be said of the data and of what was measured, as JSON."""
 
+    def stored(self) -> dict[str, Any]:
+        """What else a commit says of the run, as JSON."""
+        return {}
+
     def note(self) -> str:
         """How it goes, for people."""
         recent = self.losses[-_SHOWN_LOSSES:]
-        epoch = (self.step - 1) // self.batches.per_epoch + 1
+        epoch = self.batches.epoch_of(self.step - 1) + 1
         said = f"epoch {epoch} of {self.options.recipe.epochs}"
         return f"{said}, loss {sum(recent) / len(recent):.4f}"
 
@@ -229,6 +234,7 @@ class EpochRun(ABC, Generic[B]):
                 "changeable": self.options.changeable(),
                 "max_disk_bytes": self.options.max_disk_bytes,
                 "data": self.begun.heads,
+                **self.stored(),
             }
             trainer = self.trainer
             pending = embedrock.save(
@@ -244,14 +250,14 @@ class EpochRun(ABC, Generic[B]):
         options, batches = self.options, self.batches
         trainer = self.trainer
         every: Iterable[B] = batches
-        self.ahead = ReadAhead(every, trainer.model, trainer.keys_of, options)
+        self.ahead = ReadAhead(every, trainer.model, trainer.keys_of, self.ahead_options)
         with (
             Task(sink, "training", self.per_epoch * options.recipe.epochs) as task,
             self.ahead,
             contextlib.closing(self.report.steps(self.ahead)) as measured,
         ):
             epoch, started = -1, perf_counter()
-            task.done = self.step // batches.per_epoch * self.per_epoch
+            task.done = batches.epoch_of(self.step) * self.per_epoch
             self.history.resume()
             for batch in measured:
                 if interrupt.requested:

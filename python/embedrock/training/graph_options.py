@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
 from embedrock.errors import MisuseError
 from embedrock.kge.triples import UNKNOWN, Unknown
@@ -19,6 +20,10 @@ class GraphOptions(RecipeOptions):
     given: frozenset[str] = frozenset(field.name for field in fields(GraphRecipe))
     #: What to do with triples to measure with that have names which training does not.
     unknown: Unknown = "refuse"
+    #: Partitions that triples are trained by, or "auto"; None: triples come in random order.
+    partitions: int | str | None = None
+    #: The order of partitions, "comet" or "beta"; None: the former, or that of a resumed run.
+    order: str | None = None
 
     CHANGEABLE: ClassVar[tuple[str, ...]] = (
         *("epochs", "lr", "dense_lr", "lr_decay"),
@@ -30,4 +35,31 @@ class GraphOptions(RecipeOptions):
         """Errors: MisuseError naming the option, what came and what was expected."""
         if self.unknown not in UNKNOWN:
             raise MisuseError(f"unknown is {self.unknown!r}, expected one of {', '.join(UNKNOWN)}")
+        if self.partitions is None and self.order is not None:
+            raise MisuseError(
+                f"order is {self.order!r} without partitions, whose order it is; set partitions, "
+                f"or leave it out"
+            )
+        if self.partitions is not None and self.pipeline:
+            raise MisuseError(
+                "pipeline is for triples in random order: partitions are in memory before they "
+                "are trained; leave one of the two out"
+            )
         super().check()
+
+    def fixed(self) -> dict[str, Any]:
+        """As before, with partitions where there are any."""
+        values = super().fixed()
+        if self.partitions is not None:
+            values |= {"partitions": self.partitions, "order": self.order or "comet"}
+        return values
+
+    def continuing(self, stored: Mapping[str, Any]) -> GraphOptions:
+        """As before; partitions that were not asked for are the stored ones, too."""
+        options = super().continuing(stored)
+        partitions, order = options.partitions, options.order
+        return replace(
+            options,
+            partitions=stored.get("partitions") if partitions is None else partitions,
+            order=stored.get("order") if order is None else order,
+        )

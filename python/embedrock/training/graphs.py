@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -81,6 +81,19 @@ class _Run(epoch_run.EpochRun[kge.TripleBatch]):
     graph: kge.Graph
     trainer: GraphTrainer
 
+    def __post_init__(self) -> None:
+        """Partitions announce themselves: nothing else looks ahead."""
+        super().__post_init__()
+        if isinstance(self.batches, embedrock.PartitionedEdges):
+            self.ahead_options = replace(self.options, lookahead_depth=0)
+
+    def stored(self) -> dict[str, Any]:
+        """Sizes of partitions, which `auto` took from the memory of the first process."""
+        batches = self.batches
+        if not isinstance(batches, embedrock.PartitionedEdges):
+            return {}
+        return {"partitions": {"partitions": batches.partitions, "buffer": batches.buffer}}
+
     def measure(self, sink: Sink) -> dict[str, Any]:
         """Ranks of the triples that were not trained on."""
         measured = {}
@@ -94,13 +107,16 @@ class _Run(epoch_run.EpochRun[kge.TripleBatch]):
 
     def told(self, measured: dict[str, Any]) -> dict[str, Any]:
         """Of the graph, and its ranks."""
-        graph = self.graph
-        return {
+        graph, batches = self.graph, self.batches
+        told = {
             "entities": len(graph.entities),
             "relations": len(graph.relations),
             "ranks": measured,
             "skipped": graph.skipped,
         }
+        if isinstance(batches, embedrock.PartitionedEdges):
+            told["order"] = batches.stats()
+        return told
 
 
 def train(options: GraphOptions, sink: Sink) -> dict[str, Any]:
@@ -142,14 +158,9 @@ def _begin(options: GraphOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
     rows = row_optimizer(model, recipe)
     dense = torch.optim.Adagrad(relations.parameters(), lr=recipe.dense_lr)
     trainer = GraphTrainer(model, [rows, dense], options)
-    batches = kge.TripleBatches(
-        graph.train,
-        len(graph.entities),
-        batch_size=recipe.batch_size,
-        negatives=recipe.negatives,
-        epochs=recipe.epochs,
-        seed=options.seed,
-    )
+    batches = _batches(options, graph, entities, begun.stored)
+    if isinstance(batches, embedrock.PartitionedEdges):
+        stack.callback(batches.close)
     step = 0
     if begun.stored is not None:
         step = embedrock.resume(store, model, trainer.optimizers)
@@ -161,6 +172,38 @@ def _begin(options: GraphOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
         per_epoch=len(graph.train),
         step=step,
         graph=graph,
+    )
+
+
+def _batches(
+    options: GraphOptions,
+    graph: kge.Graph,
+    entities: embedrock.nn.Embedding,
+    stored: dict[str, Any] | None,
+) -> kge.TripleBatches | embedrock.PartitionedEdges:
+    """The batches of all epochs."""
+    recipe = options.recipe
+    if options.partitions is None:
+        return kge.TripleBatches(
+            graph.train,
+            len(graph.entities),
+            batch_size=recipe.batch_size,
+            negatives=recipe.negatives,
+            epochs=recipe.epochs,
+            seed=options.seed,
+        )
+    sizes: dict[str, Any] = {"partitions": options.partitions}
+    if stored is not None:  # whatever the memory is from here on
+        sizes = stored["partitions"]
+    return embedrock.PartitionedEdges(
+        graph.train,
+        entities,
+        **sizes,
+        order=options.order or "comet",
+        negatives=embedrock.SharedNegatives(recipe.negatives),
+        batch_size=recipe.batch_size,
+        seed=options.seed,
+        epochs=recipe.epochs,
     )
 
 

@@ -88,6 +88,10 @@ class Batches(ABC):
             self._step += 1
             yield batch
 
+    def epoch_of(self, step: int) -> int:
+        """The epoch of a batch, by its number."""
+        return step // self.per_epoch
+
     @abstractmethod
     def _batch(self, items: Ids, step: int, epoch: int) -> Batch: ...
 

@@ -23,6 +23,7 @@ from pykeen.training import LCWATrainingLoop, SLCWATrainingLoop, TrainingCallbac
 from pykeen.triples import CoreTriplesFactory
 
 import embedrock
+from clicklogs import shared
 from embedrock import kge
 from embedrock.adapters.pykeen import (
     LookaheadTrainingLoop,
@@ -37,7 +38,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 MODELS = {"transe": None, "distmult": None, "complex": torch.cfloat, "rotate": torch.cfloat}
 GRAPH = Nations()
-SHARED = Path(os.environ.get("EMBEDROCK_SHARED", "shared/data"))
 
 
 @pytest.fixture
@@ -200,10 +200,7 @@ def test_ranks_of_a_larger_graph_with_rows_never_written(store: Any) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_ranks_on_codex_m_are_pykeens(name: str, store: Any) -> None:
-    folder = SHARED / "codex-m"
-    if not folder.is_dir():
-        pytest.skip(f"real graph {folder} is not here (EMBEDROCK_SHARED names its folder)")
-    graph = kge.read(folder)
+    graph = kge.read(shared("codex-m/train.tsv.gz").parent)
     mapped = [torch.from_numpy(part.astype(np.int64)) for part in graph.known()]
     factory = CoreTriplesFactory.create(
         mapped[0], num_entities=len(graph.entities), num_relations=len(graph.relations)

@@ -26,6 +26,7 @@
 
 mod arrivals;
 mod gather;
+mod held;
 mod lines;
 mod locate;
 mod next_use;
@@ -41,6 +42,7 @@ mod tests;
 mod walk;
 
 pub use crate::config::PolicyKind;
+pub use held::Run;
 pub use locate::{CACHE_FIXED_BYTES, Location};
 pub use next_use::BatchNumber;
 pub use policy::{Lfu, Lru, Policy, Uses, WAYS_MAX};
@@ -50,6 +52,7 @@ pub use shrink::TakeWay;
 
 use crate::error::Result;
 use arrivals::Arrivals;
+use held::Held;
 use locate::Locator;
 use next_use::NextUses;
 use parking_lot::Mutex;
@@ -124,6 +127,8 @@ pub struct Cache {
     recent: AtomicU8,
     /// When rows are used next, once somebody tells.
     next_uses: OnceLock<NextUses>,
+    /// Which rows are held.
+    held: Held,
     /// Ways that all sets still have.
     ways: AtomicUsize,
     /// Guards the taking of ways; taken before set locks.
@@ -162,6 +167,7 @@ impl Cache {
             captured: AtomicU64::new(0),
             recent: AtomicU8::new(0),
             next_uses: OnceLock::new(),
+            held: Held::default(),
             ways: AtomicUsize::new(shape.ways),
             shrinking: Mutex::new(Shrinking::new(shape.ways)),
             arrivals: Arrivals::default(),
@@ -288,7 +294,7 @@ impl Cache {
         set.set_tag(way, at.tag);
         self.policy.enter(set.uses_mut(), way);
         match next {
-            None => self.came(at.set, way),
+            None => self.came(at.set, way, table, key),
             Some(next) => self.expect_use_of(at.set, way, next),
         }
         self.counters.add_resident(at.set, 1);

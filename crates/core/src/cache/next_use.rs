@@ -17,16 +17,19 @@ use crate::planted::{self, Bug};
 use crate::prefetch::prefetch_read;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 
-/// The number of a batch in 16 bits: from 1 to 65,535, and again from 1. None is 0.
+/// The number of a batch in 16 bits: from 1 to 65,534, and again from 1. None is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchNumber(u16);
 
 /// So many batches have different numbers.
-const NUMBERS: u64 = u16::MAX as u64;
+const NUMBERS: u64 = u16::MAX as u64 - 1;
 
 impl BatchNumber {
     /// No batch.
     pub const NONE: Self = Self(0);
+
+    /// No batch: the row is held (`held.rs`), as if it were always used next.
+    pub const HELD: Self = Self(u16::MAX);
 
     /// A batch is known to come so many batches ahead at most: what is further has gone by.
     pub const AHEAD_MAX: u64 = NUMBERS / 2;
@@ -39,7 +42,10 @@ impl BatchNumber {
     /// How many batches after `now` this one comes.
     #[inline(always)]
     fn after(self, now: u16) -> u16 {
-        if self.0 >= now { self.0 - now } else { self.0 + (u16::MAX - now) }
+        if self == Self::HELD {
+            return 0;
+        }
+        if self.0 >= now { self.0 - now } else { self.0 + (NUMBERS as u16 - now) }
     }
 
     /// Whether it is a batch that has not gone by.
@@ -147,10 +153,12 @@ impl Cache {
 
     /// A verb has brought the row in a way. The caller holds the set's lock.
     #[inline(always)]
-    pub(super) fn came(&self, set: u32, way: usize) {
+    pub(super) fn came(&self, set: u32, way: usize, table: u16, key: u64) {
         let Some(uses) = self.next_uses.get() else { return };
         let at_hand = uses.at_hand.load(Ordering::Relaxed);
-        if at_hand != 0 {
+        if self.held.has(table, key) {
+            uses.of(set)[way].store(BatchNumber::HELD.0, Ordering::Relaxed);
+        } else if at_hand != 0 {
             uses.of(set)[way].store(at_hand, Ordering::Relaxed);
         }
     }
@@ -170,14 +178,18 @@ impl Cache {
         let Some(uses) = self.next_uses.get() else { return };
         let (number, now) = (&uses.of(set)[way], uses.now.load(Ordering::Relaxed));
         let known = BatchNumber(number.load(Ordering::Relaxed));
+        if next == BatchNumber::HELD {
+            number.store(next.0, Ordering::Relaxed);
+            return;
+        }
         let sooner = !known.is_ahead(now) || next.after(now) < known.after(now);
         if next.is_ahead(now) && sooner {
             number.store(next.0, Ordering::Relaxed);
         }
     }
 
-    /// The row's next use is in this batch, or in none that is known. False when the row is not
-    /// resident.
+    /// The row's next use is in this batch, or in none that is known; one that is held stays held.
+    /// False when the row is not resident.
     pub fn set_next_use(&self, at: Location, table: u16, key: u64, next: BatchNumber) -> bool {
         let Some(uses) = self.next_uses.get() else { return false };
         let mut set = self.sets.lock(at.set);
@@ -185,8 +197,22 @@ impl Cache {
         if next.0 == BatchNumber::NONE.0 && planted::is(Bug::WindowRowNotWritten) {
             set.row_mut(way).dirty.set(way, false);
         }
-        uses.of(at.set)[way].store(next.0, Ordering::Relaxed);
+        let number = &uses.of(at.set)[way];
+        if number.load(Ordering::Relaxed) != BatchNumber::HELD.0 {
+            number.store(next.0, Ordering::Relaxed);
+        }
         true
+    }
+
+    /// The row is not held any more.
+    pub(super) fn release_held(&self, at: Location, table: u16, key: u64) {
+        let Some(uses) = self.next_uses.get() else { return };
+        let set = self.sets.lock(at.set);
+        let Some(way) = find(&set, at, table, key) else { return };
+        let number = &uses.of(at.set)[way];
+        if number.load(Ordering::Relaxed) == BatchNumber::HELD.0 {
+            number.store(BatchNumber::NONE.0, Ordering::Relaxed);
+        }
     }
 
     /// Visits the places 0 to `n` in order, with the lines of their sets on the way into the

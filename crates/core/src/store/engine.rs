@@ -33,6 +33,9 @@ const WINDOW_PER_READER: u64 = 8;
 /// neighbours; so many in flight, because its threads get a core in turns; the memory of all, and
 /// of how many pages that is at least. `docs/decisions/0009` has the measurements.
 const AHEAD_REQUEST_BYTES: usize = 32 << 10;
+/// Where ranges are read, whose pages are neighbours as a rule, requests are longer, and fewer.
+const RANGE_REQUEST_BYTES: usize = 256 << 10;
+const RANGE_REQUESTS_MIN: usize = 8;
 const AHEAD_DEPTH_MAX: usize = 256;
 const AHEAD_BYTES: usize = 3 << 20;
 const AHEAD_PAGES_MIN: usize = 96;
@@ -221,13 +224,18 @@ impl Class {
     }
 
     /// Requests that a look-ahead window has in flight and the buffers that it reads with, where
-    /// the class has a `share` of the window's bytes; none when it takes those of the verbs.
-    fn ahead_buffers(&self, share: u64) -> Option<(usize, Buffers)> {
+    /// the class has a `share` of the window's bytes; none when it takes those of the verbs. `long`
+    /// ones are for ranges.
+    fn ahead_buffers(&self, share: u64, long: bool) -> Option<(usize, Buffers)> {
         let page = self.record.page_bytes;
         let bytes = AHEAD_BYTES.max(AHEAD_PAGES_MIN * page);
         let bytes = bytes.min((share / WINDOW_PER_READER) as usize);
         (bytes >= AHEAD_REQUESTS_MIN * page).then(|| {
-            let longest = pow2_below(bytes / AHEAD_REQUESTS_MIN).min(AHEAD_REQUEST_BYTES).max(page);
+            let (requests, most) = match long {
+                true => (RANGE_REQUESTS_MIN, RANGE_REQUEST_BYTES),
+                false => (AHEAD_REQUESTS_MIN, AHEAD_REQUEST_BYTES),
+            };
+            let longest = pow2_below(bytes / requests).min(most).max(page);
             let buffers = Buffers::sharing(bytes, page, longest);
             let depth = AHEAD_DEPTH_MAX.min(buffers.pieces - buffers.pieces / 3);
             (depth, buffers)
@@ -236,10 +244,10 @@ impl Class {
 
     /// Bytes of the look-ahead window's reader: of the one that there is, or of one to be made,
     /// where the class has a `share` of the window's bytes.
-    pub(super) fn ahead_bytes(&self, share: u64) -> u64 {
+    pub(super) fn ahead_bytes(&self, share: u64, long: bool) -> u64 {
         let bytes = |(depth, buffers): (usize, Buffers)| buffers.queue_bytes(depth) as u64;
         match self.held_ahead_bytes() {
-            0 => self.ahead_buffers(share).map_or(0, bytes),
+            0 => self.ahead_buffers(share, long).map_or(0, bytes),
             held => held,
         }
     }
@@ -250,10 +258,15 @@ impl Class {
     }
 
     /// Makes the look-ahead window's own reader, where it may have one.
-    pub(super) fn read_ahead(&self, share: u64, medium: &dyn Medium, merge: bool) -> Result<()> {
+    pub(super) fn read_ahead(
+        &self,
+        (share, long): (u64, bool),
+        medium: &dyn Medium,
+        merge: bool,
+    ) -> Result<()> {
         let mut ahead = self.tier().ahead.lock();
         if ahead.is_none()
-            && let Some((depth, buffers)) = self.ahead_buffers(share)
+            && let Some((depth, buffers)) = self.ahead_buffers(share, long)
         {
             let bytes = buffers.queue_bytes(depth) as u64;
             let readers = vec![self.reader(depth, buffers, medium, merge)?];

@@ -1,7 +1,8 @@
 //! Verbs of the look-ahead window.
 
 use super::LookaheadParts;
-use crate::error::OrRaise;
+use crate::arrays::Keys;
+use crate::error::{OrRaise, misuse};
 use embedrock_core as core;
 use pyo3::prelude::*;
 use std::time::Duration;
@@ -19,6 +20,23 @@ pub(super) fn announce(
         parts.push(core::LookaheadBatch { table: table.0, keys: keys.as_slice() });
     }
     py.detach(|| store.announce(&parts)).or_raise(py)
+}
+
+pub(super) fn announce_range(
+    py: Python<'_>,
+    store: &core::Store,
+    table: core::TableId,
+    (first, last): (&Keys, &Keys),
+) -> PyResult<Option<u64>> {
+    let (first, last) = (first.as_slice(), last.as_slice());
+    if first.len() != last.len() {
+        return Err(misuse(
+            py,
+            format!("first has {} ids and last {}, expected as many", first.len(), last.len()),
+        ));
+    }
+    let runs: Vec<_> = first.iter().copied().zip(last.iter().copied()).collect();
+    py.detach(|| store.announce_range(table, &runs)).or_raise(py)
 }
 
 /// Waits without the interpreter lock; Ctrl-C ends the wait.

@@ -26,6 +26,7 @@ mod pmem;
 mod power;
 mod probe;
 mod quantized;
+mod ranges;
 mod refresh;
 mod samples;
 mod sharing;

@@ -182,16 +182,11 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
 
     /// A place in the flush buffer for one more victim.
     fn make_room(&self, log: &mut dyn Storage) -> Result<()> {
-        if self.class.phase() != ClassPhase::None {
-            // Victims of a commit that is under way are written without the buffer.
-            self.inner.check_unpoisoned()?;
-            self.inner.poison_on_error(self.inner.journal_changes_if_many(self.class, log))?;
+        if O::AHEAD {
+            return self.inner.make_room_ahead(self.engine, self.class, log);
         }
-        match O::AHEAD {
-            true if log.room() == 0 => self.inner.flush_now(self.engine, self.class, log),
-            true => Ok(()),
-            false => self.inner.make_room(self.engine, self.class, log),
-        }
+        self.inner.journal_victims(self.class, log)?;
+        self.inner.make_room(self.engine, self.class, log)
     }
 
     fn key(&self, miss: Miss) -> (&'k Table, u64) {
@@ -505,6 +500,26 @@ pub(in crate::store) fn write_or_park(
 }
 
 impl Inner {
+    /// A place in the flush buffer for one more victim of what is done ahead of verbs.
+    pub(in crate::store) fn make_room_ahead(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &mut dyn Storage,
+    ) -> Result<()> {
+        self.journal_victims(class, log)?;
+        if log.room() == 0 { self.flush_now(engine, class, log) } else { Ok(()) }
+    }
+
+    /// Victims of a commit that is under way are written without the flush buffer.
+    fn journal_victims(&self, class: &Class, log: &mut dyn Storage) -> Result<()> {
+        if class.phase() == ClassPhase::None {
+            return Ok(());
+        }
+        self.check_unpoisoned()?;
+        self.poison_on_error(self.journal_changes_if_many(class, log))
+    }
+
     /// Writes the initial row of a key: values by the table's initializer, rounded to its dtype,
     /// then initial state.
     pub(in crate::store) fn fill_initial(&self, table: &Table, key: u64, words: &mut [f32]) {

@@ -2,7 +2,8 @@
 //! that runs the verbs, so that the same calls do the same.
 
 use super::super::Store;
-use super::planner::{Plan, Task, Who};
+use super::planner::Plan;
+use super::tasks::{Task, Who};
 use super::{Busy, Shared};
 use crate::error::Result;
 
@@ -31,7 +32,7 @@ impl Store {
             return plan.run(task, shared, inner).map(|()| true);
         }
         drop(plan);
-        Ok(inner.help_to_read(shared))
+        Ok(inner.help_to_read(shared) || inner.help_to_read_ranges(shared))
     }
 }
 

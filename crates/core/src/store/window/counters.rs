@@ -1,6 +1,7 @@
 //! What the window counts, and says of itself.
 
 use super::super::Store;
+use super::super::verbs::misses::MissReport;
 use crate::error::Result;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) struct Counters {
     pub(super) batches: AtomicU64,
     pub(super) refused: AtomicU64,
+    pub(super) ranges: AtomicU64,
     pub(super) keys: AtomicU64,
     pub(super) distinct: AtomicU64,
     pub(super) skipped: AtomicU64,
@@ -32,18 +34,33 @@ pub(super) struct Counters {
     pub(super) read_wait_ns: AtomicU64,
 }
 
+impl Counters {
+    /// Counts what was read ahead with one bulk read.
+    pub(super) fn count_read(&self, report: &MissReport) {
+        let read = report.read;
+        self.requests.fetch_add(read.requests, Ordering::Relaxed);
+        self.pages.fetch_add(read.pages, Ordering::Relaxed);
+        self.bytes.fetch_add(read.bytes, Ordering::Relaxed);
+        self.read_wait_ns.fetch_add(read.waited.as_nanos() as u64, Ordering::Relaxed);
+        self.pages_again.fetch_add(report.pages_again, Ordering::Relaxed);
+    }
+}
+
 /// What a look-ahead window did since the store was opened.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct WindowStats {
     /// Batches announced.
     pub batches: u64,
-    /// Batches that were not taken because the window was full.
+    /// Batches and ranges that were not taken because the window was full.
     pub refused: u64,
+    /// Ranges of ids announced.
+    pub ranges: u64,
     /// Keys announced, of these batches.
     pub keys: u64,
     /// Distinct keys of each batch, summed over batches.
     pub distinct: u64,
-    /// Batches that were begun before their rows could be read ahead.
+    /// Batches that were begun before their rows could be read ahead, and ranges that found no
+    /// room.
     pub skipped: u64,
     /// Batches that were forgotten before they were finished.
     pub cleared: u64,
@@ -109,6 +126,7 @@ impl Store {
         Ok(WindowStats {
             batches: get(&c.batches),
             refused: get(&c.refused),
+            ranges: get(&c.ranges),
             keys: get(&c.keys),
             distinct: get(&c.distinct),
             skipped: get(&c.skipped),

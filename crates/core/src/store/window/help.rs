@@ -4,9 +4,9 @@
 //! leave.
 
 use super::super::Inner;
-use super::planner::Who;
 use super::reader::{is_read, next_group, next_portion, read_one};
 use super::starving::Watch;
+use super::tasks::Who;
 use super::{Busy, Shared, State};
 use crate::error::ErrorKind;
 use crate::metrics::Timed;
@@ -60,7 +60,9 @@ impl Inner {
             return false;
         }
         let slices = shared.state.lock().slices;
-        let helped = self.help_to_plan(shared) || !slices && self.help_to_read(shared);
+        let helped = self.help_to_plan(shared)
+            || !slices && self.help_to_read(shared)
+            || self.help_to_read_ranges(shared);
         shared.counters.helped.fetch_add(u64::from(helped), Ordering::Relaxed);
         helped
     }

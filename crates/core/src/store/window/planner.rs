@@ -4,10 +4,12 @@
 use super::super::engine::Class;
 use super::super::{Engine, Guarded, Inner};
 use super::group::Group;
+use super::ranges::Holding;
 use super::reader::{PORTION_ROWS, scratch_bytes};
 use super::slices::{Pace, Room, SLICE_ROWS};
+use super::tasks::{Task, Who};
 use super::uses::Uses;
-use super::{Announced, Busy, Shared, State};
+use super::{Announced, Busy, Shared};
 use crate::arena::trim_heap;
 use crate::cache::BatchNumber;
 use crate::config::TableId;
@@ -42,61 +44,35 @@ const KNOWN_BATCHES: u64 = 3;
 /// A block of a table's uses takes this part of the table's share of the window.
 const SHARE_PER_BLOCK: u64 = 64;
 
-/// What the planner does next.
-#[derive(Debug)]
-pub(super) enum Task {
-    /// Forget all batches up to this one.
-    Clear(u64),
-    /// Give back what the window takes: nothing is announced.
-    Release,
-    /// Batches up to this one are done with.
-    Finish(u64),
-    /// Note the uses of a batch.
-    Announce(Announced),
-    /// Form the next group.
-    Form,
-    /// Form the slices of a batch.
-    Slice(u64),
-    /// Callers are at this batch, and there was no room to read it ahead.
-    Skip(u64),
-}
-
-/// Who does a task. Where batches are read in slices, callers plan as they go: a row must be known
-/// to be used before others come. What is left to the planner nobody waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Who {
-    Planner,
-    Caller,
-    /// Whoever is there, where there are no threads.
-    #[cfg(any(test, feature = "testing"))]
-    Hand,
-}
-
 /// What the planner knows. Numbers are those of batches.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     /// The uses of each table, by its id.
     uses: Vec<Option<Uses>>,
     /// The last batch whose uses are noted, that is finished, forgotten, in a group.
-    noted: u64,
-    finished: u64,
-    cleared: u64,
-    formed: u64,
+    pub(super) noted: u64,
+    pub(super) finished: u64,
+    pub(super) cleared: u64,
+    pub(super) formed: u64,
     /// First batch of the last group, and how many it had.
     last_group: (u64, u64),
     /// Batches in large groups until memory is given back.
     until_giving_back: u64,
+    /// Ranges whose rows are held.
+    pub(super) holdings: Vec<Holding>,
     /// Bytes that the window may take, and takes beside uses and groups.
-    most_bytes: u64,
+    pub(super) most_bytes: u64,
     fixed_bytes: u64,
     /// How batches like the last that was announced are read ahead.
-    pace: Pace,
+    pub(super) pace: Pace,
     /// They are not, or the budget leaves no room for a window: all batches are passed over.
     off: bool,
+    /// There are ranges and no batches.
+    alone: bool,
     /// Slices can be read.
-    reads_slices: bool,
-    /// The last pace was that of slices.
-    in_slices: bool,
+    pub(super) reads_slices: bool,
+    /// Whether the last pace was that of slices, and whether there were ranges.
+    reader_kind: (bool, bool),
     /// The window holds memory, and for how many tasks it has passed batches over since it took it.
     holds: bool,
     resting: u64,
@@ -150,61 +126,9 @@ fn wait_for_task(shared: &Shared) -> Option<(MutexGuard<'_, Plan>, Task, Busy<'_
 }
 
 impl Plan {
-    /// The next task for somebody, unless the window rests. They are busy with it from here on.
-    pub(super) fn take_task(&self, state: &mut State, by: Who) -> Option<Task> {
-        if state.paused {
-            return None;
-        }
-        let task = self.next_task(state, by)?;
-        state.busy += 1;
-        Some(task)
-    }
-
-    fn next_task(&self, state: &mut State, by: Who) -> Option<Task> {
-        if state.cleared > self.cleared {
-            return Some(Task::Clear(state.cleared));
-        }
-        // What was announced since needs it.
-        if std::mem::take(&mut state.release) && state.announced == state.cleared {
-            return Some(Task::Release);
-        }
-        if self.pace.is_slices() && by == Who::Planner {
-            return self.next_slices(state);
-        }
-        if state.finished > self.finished && self.finished < self.noted {
-            // One by one: what is noted of a batch meanwhile is not much.
-            return Some(Task::Finish(state.finished.min(self.finished + 1)));
-        }
-        // What is announced first says what is worth reading and what to keep.
-        if state.queue.front().is_some_and(|batch| self.fits(batch)) {
-            let batch = state.queue.pop_front().expect("there is a first one");
-            state.queue_bytes -= batch.bytes();
-            return Some(Task::Announce(batch));
-        }
-        if self.pace.is_slices() {
-            let slices = if by == Who::Caller { None } else { self.next_slices(state) };
-            if slices.is_some() {
-                return slices;
-            }
-        } else if self.formed < self.noted && state.formed.is_none() {
-            return Some(Task::Form);
-        }
-        (state.begun > self.formed.max(self.noted)).then_some(Task::Skip(state.begun))
-    }
-
-    /// The slices of the batch behind that at hand, once what was finished is noted. Callers need
-    /// not wait for that, and have planned the rest.
-    fn next_slices(&self, state: &State) -> Option<Task> {
-        let next = state.begun + 1;
-        let is_wanted = self.formed < next && next <= self.noted && self.reads_slices;
-        let is_free = state.formed.is_none() && state.left.is_none() && !state.reading;
-        let is_settled = self.finished >= state.finished;
-        (is_wanted && is_free && is_settled).then_some(Task::Slice(next))
-    }
-
     /// Whether the uses of a batch fit the window. One that no window of this size could hold does
     /// too: it is passed over.
-    fn fits(&self, batch: &Announced) -> bool {
+    pub(super) fn fits(&self, batch: &Announced) -> bool {
         if self.noted == self.finished || self.most_bytes == 0 {
             return true;
         }
@@ -231,7 +155,7 @@ impl Plan {
 
     /// Bytes that the window takes.
     fn bytes(&self) -> u64 {
-        self.fixed_bytes + self.uses_bytes()
+        self.fixed_bytes + self.uses_bytes() + self.ranges_bytes()
     }
 
     fn uses_bytes(&self) -> u64 {
@@ -244,12 +168,26 @@ impl Plan {
             self.release(inner, &engine);
             return Ok(());
         }
-        if let Task::Announce(batch) = &task {
-            self.pace = Pace::of(inner, &engine, batch, &mut self.distinct);
+        if let Task::LetGo(number) = task {
+            return self.let_go(shared, inner, &engine, number);
         }
+        match &task {
+            Task::Announce(batch) => {
+                self.pace = Pace::of(inner, &engine, batch, &mut self.distinct);
+            }
+            Task::Hold(number) => {
+                if self.noted == self.finished {
+                    self.pace = Pace::Groups;
+                }
+                self.take_range(shared, *number);
+            }
+            _ => {}
+        }
+        self.alone = matches!(task, Task::Hold(_)) && self.noted == self.finished;
         self.prepare(shared, inner, &engine)?;
         match task {
-            Task::Release => {}
+            Task::Release | Task::LetGo(_) => {}
+            Task::Hold(number) => self.hold(shared, &engine, number, !self.off),
             Task::Clear(number) => self.clear(shared, &engine, number),
             Task::Finish(number) => self.finish(shared, &engine, number),
             Task::Announce(batch) => self.note(shared, inner, &engine, &batch)?,
@@ -281,15 +219,17 @@ impl Plan {
         self.uses.resize_with(engine.tables.len(), || None);
         let caches = || engine.classes.iter().map(|class| class.cache());
         let mut share = self.most_bytes / engine.classes.len().max(1) as u64;
-        if self.pace.is_slices() != std::mem::replace(&mut self.in_slices, self.pace.is_slices()) {
-            // Groups have a larger reader.
+        let kind = (self.pace.is_slices(), !self.holdings.is_empty());
+        if kind != std::mem::replace(&mut self.reader_kind, kind) {
+            // Groups have a larger reader, ranges one with longer requests.
             engine.classes.iter().for_each(Class::release_ahead);
         }
         let queue = most / super::WINDOW_PER_QUEUE;
         self.fixed_bytes = queue
             + self.most_bytes / WINDOW_PER_SLACK
             + caches().map(|cache| cache.next_use_bytes()).sum::<u64>();
-        let reader = engine.classes.iter().map(|class| class.ahead_bytes(share)).sum::<u64>();
+        let reader =
+            engine.classes.iter().map(|class| class.ahead_bytes(share, kind.1)).sum::<u64>();
         self.fixed_bytes += match self.pace {
             Pace::Slices { keys } => {
                 let bytes = reader + self.slices_bytes(engine, share);
@@ -302,8 +242,11 @@ impl Plan {
                 if share == 0 { 0 } else { bytes }
             }
             Pace::Groups | Pace::Off => {
-                // One group is formed while another is read.
-                let groups = 2 * Group::memory_bytes(Self::room_per_group(engine));
+                // One group is formed while another is read. Ranges have none.
+                let groups = match self.alone {
+                    true => 0,
+                    false => 2 * Group::memory_bytes(Self::room_per_group(engine)),
+                };
                 reader + groups + scratch_bytes(PORTION_ROWS).min(queue)
             }
         };
@@ -322,10 +265,11 @@ impl Plan {
         }
         self.holds = true;
         for class in &engine.classes {
-            class.read_ahead(share, &*inner.medium, inner.options.merge_reads)?;
+            class.read_ahead((share, kind.1), &*inner.medium, inner.options.merge_reads)?;
             class.cache().remember_next_uses();
         }
         self.reads_slices = engine.classes.iter().all(|class| class.has_reader_ahead());
+        self.hold_again(engine);
         self.set_now(shared, engine);
         Ok(())
     }
@@ -428,7 +372,7 @@ impl Plan {
     /// Bytes of what is known of slices, where they can be read: with a reader of their own, for
     /// verbs would wait for a thread that may have no core.
     fn slices_bytes(&self, engine: &Engine, share: u64) -> u64 {
-        if engine.classes.iter().any(|class| class.ahead_bytes(share) == 0) {
+        if engine.classes.iter().any(|class| class.ahead_bytes(share, false) == 0) {
             return 0;
         }
         Group::memory_bytes(self.rows_of_slices())
@@ -487,13 +431,14 @@ impl Plan {
             return;
         }
         self.resting += 1;
-        if self.resting > RESTING_TASKS && self.noted == self.finished {
+        if self.resting > RESTING_TASKS && self.noted == self.finished && self.holdings.is_empty() {
             self.release(inner, engine);
             return;
         }
         let caches = engine.classes.iter().map(|class| class.cache().next_use_bytes()).sum::<u64>();
         let readers = engine.classes.iter().map(|class| class.held_ahead_bytes()).sum::<u64>();
-        engine.window_bytes.store(self.uses_bytes() + caches + readers, Ordering::Relaxed);
+        let bytes = self.uses_bytes() + self.ranges_bytes() + caches + readers;
+        engine.window_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Gives all memory of the window back, and to the caches what it had of them.

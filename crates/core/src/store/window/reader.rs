@@ -7,6 +7,7 @@
 use super::super::verbs::rows::{Effect, Keys, RowOp, RowView};
 use super::super::{Engine, Guarded, Inner};
 use super::group::{Group, Need};
+use super::ranges::{Portion, next_portion as next_portion_of_ranges};
 use super::slices::SLICE_ROWS;
 use super::{Busy, Shared, State};
 use crate::cache::BatchNumber;
@@ -27,6 +28,8 @@ pub(super) fn scratch_bytes(rows: usize) -> u64 {
 enum Task {
     /// Reads a group on, of which so many rows are done.
     Read(Group, usize),
+    /// Reads a portion of a range.
+    Range(Portion),
     /// Does a step of upkeep.
     Upkeep,
 }
@@ -38,6 +41,14 @@ pub(super) fn run(shared: &Shared, store: &Weak<Guarded>) {
     while let Some(task) = wait_for_task(shared) {
         let (group, done) = match task {
             Task::Read(group, done) => (group, done),
+            Task::Range(portion) => {
+                let Some(inner) = store.upgrade() else { return };
+                let _guard = inner.poison_on_panic();
+                match inner.read_range(shared, &portion) {
+                    Ok(()) => continue,
+                    Err(_) => return,
+                }
+            }
             Task::Upkeep => match keep_up(shared, store, &mut class) {
                 Some(()) => continue,
                 None => return,
@@ -154,6 +165,9 @@ fn wait_for_task(shared: &Shared) -> Option<Task> {
                 if let Some((group, done)) = next_group(shared, &mut state) {
                     return Some(Task::Read(group, done));
                 }
+                if let Some(portion) = next_portion_of_ranges(&mut state) {
+                    return Some(Task::Range(portion));
+                }
                 if state.upkeep && !state.paused {
                     state.upkeep = false;
                     state.busy += 1;
@@ -247,13 +261,7 @@ impl Inner {
         let c = &shared.counters;
         c.loaded.fetch_add(op.loaded, Ordering::Relaxed);
         c.turned_away.fetch_add(op.turned_away, Ordering::Relaxed);
-        let report = report?;
-        let read = report.read;
-        c.requests.fetch_add(read.requests, Ordering::Relaxed);
-        c.pages.fetch_add(read.pages, Ordering::Relaxed);
-        c.bytes.fetch_add(read.bytes, Ordering::Relaxed);
-        c.read_wait_ns.fetch_add(read.waited.as_nanos() as u64, Ordering::Relaxed);
-        c.pages_again.fetch_add(report.pages_again, Ordering::Relaxed);
+        c.count_read(&report?);
         Ok(rows)
     }
 }
