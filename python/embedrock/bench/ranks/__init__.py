@@ -11,7 +11,8 @@ Criteo have. Every row is compared with what it must be.
 ``ranks_share`` is training: a DLRM in Criteo's shape, 26 tables with 64 float32 and row-wise
 Adagrad, 1,024 samples a rank, its dense part in ``DistributedDataParallel``: samples/s of two ranks
 ÷ 2 ÷ those of one rank with a store of its own and one core. ``ranks_share_lookahead`` is the same
-with the ids of 32 batches exchanged ahead, ``ranks_share_bfloat16`` with bfloat16 on the wire.
+with the ids of 32 batches exchanged ahead, ``ranks_share_bfloat16`` with bfloat16 on the wire,
+``ranks_share_cpu`` that of samples for a second of processor time, whoever else has the cores.
 ``ranks_step_bytes`` and ``ranks_step_bytes_bfloat16`` are what a rank sends the other for a batch.
 After training the ranks have to hold the same dense parameters, and to read the same rows, which
 are those of their owners.
@@ -21,12 +22,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from embedrock.bench.common import Report, add_common, import_torch, workspace
-from embedrock.bench.noise import Timed, interleave
+from embedrock.bench.noise import Rounds, Timed, interleave
 from embedrock.bench.ranks.team import Team
 
 __all__ = ["add_arguments", "run"]
@@ -39,7 +41,7 @@ FIGURES = [
     "ranks_share_lookahead",
     "ranks_share_bfloat16",
 ]
-FIGURES += ["ranks_step_bytes", "ranks_step_bytes_bfloat16"]
+FIGURES += ["ranks_share_cpu", "ranks_step_bytes", "ranks_step_bytes_bfloat16"]
 MEMORY_BYTES = 3 << 30
 """Three processes with PyTorch, and their rows."""
 ONE, TWO, AHEAD, NARROW = "one rank", "two ranks", "two, look-ahead", "two, bfloat16"
@@ -101,7 +103,7 @@ def _exchange(report: Report, options: argparse.Namespace, one: Team, two: Team)
         def turn(
             team: Team, way: str, batch: int = batch, steps: int = steps
         ) -> Callable[[], Timed]:
-            return lambda: _timed(report, team.ask("exchange", way=way, batch=batch, steps=steps))
+            return lambda: _turn(report, team.ask("exchange", way=way, batch=batch, steps=steps))
 
         for team, way in ways.values():
             turn(team, way)()  # buffers and caches as they will be
@@ -111,6 +113,8 @@ def _exchange(report: Report, options: argparse.Namespace, one: Team, two: Team)
         report.figure(figure, rates[TWO])
         found = report.results.setdefault("ids_per_s_of_a_rank", {})
         found[f"{batch:,} ids"] = {name: round(rate) for name, rate in rates.items()}
+        per_cpu = {name: round(_per_cpu_second(rounds, i)) for i, name in enumerate(ways)}
+        report.results.setdefault("ids_per_cpu_s", {})[f"{batch:,} ids"] = per_cpu
 
 
 def _training(report: Report, options: argparse.Namespace, one: Team, two: Team) -> None:
@@ -123,7 +127,7 @@ def _training(report: Report, options: argparse.Namespace, one: Team, two: Team)
         def go() -> Timed:
             answers = teams[name].ask("train", way=WAYS[name], steps=options.steps)
             sent[name] = answers[0]["bytes_sent"] / options.steps
-            return _timed(report, answers)
+            return _turn(report, answers)
 
         return go
 
@@ -146,6 +150,9 @@ def _training(report: Report, options: argparse.Namespace, one: Team, two: Team)
     report.results["samples_per_s_of_a_core"] = {
         name: round(rounds.rate(i) / teams[name].size) for i, name in enumerate(WAYS)
     }
+    per_cpu = {name: _per_cpu_second(rounds, i) for i, name in enumerate(WAYS)}
+    report.results["samples_per_cpu_s"] = {name: round(one) for name, one in per_cpu.items()}
+    report.figure("ranks_share_cpu", per_cpu[TWO] / per_cpu[ONE])
     answers = two.ask("compare")
     report.results["mismatches"] += sum(answer["mismatches"] for answer in answers)
     for what in ("dense", "rows"):
@@ -155,12 +162,24 @@ def _training(report: Report, options: argparse.Namespace, one: Team, two: Team)
             report.notes.append(f"the ranks do not have the same {what}")
 
 
-def _timed(report: Report, answers: list[dict[str, Any]]) -> Timed:
-    """The time of the rank that took longest, and the work of all."""
-    timed = Timed()
-    timed.seconds = max(answer["seconds"] for answer in answers)
-    timed.waited = max(answer["waited"] for answer in answers)
-    timed.known = all(answer["known"] for answer in answers)
-    timed.work = sum(answer["work"] for answer in answers)
+class _Turn(Timed):
+    """A turn of all ranks: the time of the one that took longest, the work of all."""
+
+    def __init__(self, answers: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self.seconds = max(answer["seconds"] for answer in answers)
+        self.waited = max(answer["waited"] for answer in answers)
+        self.known = all(answer["known"] for answer in answers)
+        self.work = sum(answer["work"] for answer in answers)
+        self.cpu_seconds = sum(answer["cpu_seconds"] for answer in answers)
+
+
+def _turn(report: Report, answers: list[dict[str, Any]]) -> Timed:
     report.results["mismatches"] += sum(answer["mismatches"] for answer in answers)
-    return timed
+    return _Turn(answers)
+
+
+def _per_cpu_second(rounds: Rounds, contestant: int) -> float:
+    """Work of all ranks for a second of a core that any of their threads used."""
+    turns = [one[contestant] for one in rounds.counted]
+    return statistics.median(one.work / one.cpu_seconds for one in turns if isinstance(one, _Turn))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,15 @@ class Exchanging:
         gradients = np.ones((batch, self._dim), np.float32)
         table, timed = self._table(way), Timed()
         table.get(own[0])  # all ranks have drawn
+        used = time.process_time()
         with timed:
             for ids, out in zip(own, rows, strict=True):
                 table.get(ids, out)
                 table.update(ids, gradients, lr=LR)
+        used = time.process_time() - used
         return {
             "seconds": timed.seconds,
+            "cpu_seconds": used,
             "waited": timed.waited,
             "known": timed.known,
             "work": steps * batch,

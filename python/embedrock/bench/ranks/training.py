@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -93,11 +94,14 @@ class Training:
             torch.distributed.barrier()
             finder = {"keys_of": one.embeddings.keys_of, "ahead": AHEAD} if way == "ahead" else {}
             loop = one.store.batches(batches, **finder)
+        used = time.process_time()
         with timed:
             for batch in loop:
                 one.step(batch)
+        used = time.process_time() - used
         return {
             "seconds": timed.seconds,
+            "cpu_seconds": used,
             "waited": timed.waited,
             "known": timed.known,
             "work": steps * self._batch,
