@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 DIM, ITEMS, STEPS, BATCH = 8, 3000, 6, 12
 SEED = 7
 OPTIMIZERS = {
-    "sgd": lambda model: embedrock.optim.SGD(model, lr=0.1),
+    "sgd": lambda model: embedrock.optim.SGD(model, lr=0.02),
     "rowwise_adagrad": lambda model: embedrock.optim.RowWiseAdagrad(model, lr=0.1),
     "adam": lambda model: embedrock.optim.Adam(model, lr=0.01),
 }
@@ -85,7 +85,7 @@ def steps_of(world: int, count: int = STEPS, size: int = BATCH) -> list[list[Any
                 zip(
                     random.integers(0, ITEMS, (total, 5)),
                     random.integers(-(2**62), 2**62, total) // 2**57,
-                    jagged(random, total, 30),
+                    jagged(random, total, 16),
                     jagged(random, total, 3),
                     random.integers(0, 50, (total, 1)),
                     random.random(total),
@@ -109,7 +109,7 @@ def rows_of(tables: dict[str, Any]) -> dict[str, dict[int, Any]]:
 
 
 def train(model: Any, tables: Any, batches: Sequence[Any]) -> list[float]:
-    dense = torch.optim.SGD(embedrock.nn.dense_parameters(model), lr=0.05)
+    dense = torch.optim.SGD(embedrock.nn.dense_parameters(model), lr=0.01)
     losses = []
     for batch in batches:
         loss = (model(batch) - batch["label"]).square().mean()

@@ -383,6 +383,56 @@ def calls_that_differ_are_an_error_that_names_both(rank: int, world: int, folder
 
 
 @check
+def more_tables_than_a_header_counts_are_one_exchange(rank: int, world: int, folder: Path) -> None:
+    with sharing(folder, "many", rank) as shard:
+        configs = [
+            embedrock.nn.EmbeddingBagConfig(
+                f"t{i}", 2 + 2 * (i % 3), optimizer="sgd", initializer=float(i)
+            )
+            for i in range(70)
+        ]
+        bags = embedrock.nn.EmbeddingBagCollection(configs, store=shard)
+        optimizer = embedrock.optim.SGD(bags, lr=1.0)
+        first = torch.tensor([0])
+        batch = {f"t{i}": (torch.arange(i % 5 + rank), first) for i in range(70)}
+        for turn in range(2):
+            before = shard.stats()
+            out = bags(batch)
+            assert shard.stats()["gets"] == before["gets"] + 1
+            for i in range(70):
+                # Id k was in the batch of one rank, or of both: halves of a gradient of 1.
+                count = i % 5 + rank
+                steps = np.array([1.0 if k < i % 5 else 0.5 for k in range(count)])
+                expected = (i - turn * steps).sum()
+                np.testing.assert_allclose(out[f"t{i}"].detach().numpy(), expected, rtol=1e-6)
+            sum(one.sum() for one in out.values()).backward()
+            optimizer.step()
+            assert shard.stats()["updates"] == turn + 1
+        bags.eval()
+        with torch.no_grad():
+            bags(batch)
+        assert all(len(table) == i % 5 + 1 for i, table in enumerate(bags.tables))
+
+
+@check
+def gradients_of_several_backwards_are_one_step(rank: int, world: int, folder: Path) -> None:
+    for presum in (True, False):
+        with sharing(folder, f"several-{presum}", rank, presum=presum, reduction="sum") as shard:
+            options = {"store": shard, "name": "t", "optimizer": "sgd", "initializer": 0.0}
+            one = embedrock.nn.Embedding(None, DIM, padding_idx=0, **options)
+            two = embedrock.nn.EmbeddingBag(None, DIM, mode="max", padding_idx=0, **options)
+            optimizer = embedrock.optim.SGD(one, lr=1.0)
+            for ids in ([1, 1, 0, 2], [2, 0, 0, 3 + rank]):
+                one(torch.tensor(ids)).sum().backward()
+                two(torch.tensor([[0, 9]])).sum().backward()
+            optimizer.step()
+            steps = np.array([0, 2 * world, 2 * world, 1, 1, 2 * world])
+            rows = one.table.get([0, 1, 2, 3, 4, 9])
+            np.testing.assert_allclose(rows, -steps[:, None] * ones(1))
+            assert updates_of(shard) == {"t": 1}
+
+
+@check
 def stores_of_another_seed_are_refused(rank: int, world: int, folder: Path) -> None:
     with (
         embedrock.open(folder / f"seed-{rank}", "16MiB", seed=rank) as store,
