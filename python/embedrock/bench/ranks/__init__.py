@@ -182,4 +182,5 @@ def _turn(report: Report, answers: list[dict[str, Any]]) -> Timed:
 def _per_cpu_second(rounds: Rounds, contestant: int) -> float:
     """Work of all ranks for a second of a core that any of their threads used."""
     turns = [one[contestant] for one in rounds.counted]
-    return statistics.median(one.work / one.cpu_seconds for one in turns if isinstance(one, _Turn))
+    rates = [one.work / one.cpu_seconds for one in turns if isinstance(one, _Turn)]
+    return float(statistics.median(rates))
