@@ -124,6 +124,9 @@ def measured() -> dict[str, Measured]:
             "of a DLRM on two cores",
             "decision 15",
         ),
+        "exchanged": of_results(
+            "exchange_ids_per_s_26624", "ids/s", "that a rank gets and updates, on a core"
+        ),
     }
 
 
@@ -343,6 +346,9 @@ def _bounds(model: Model, machine: Machine, sizes: Sizes) -> str:
         "reads, nothing in memory": reads / known["distinct"],
         "reads, 10 % in memory": reads / known["missed"],
         "reads, 10 % in memory, announced": reads / known["announced"],
+        f"exchanging ids, {machine.cores} cores": (
+            known["exchanged"] * 1024 / known["distinct"] * machine.cores
+        ),
         f"computing, {machine.cores} cores": known["computed"] / 2 * machine.cores,
         f"network, {machine.network_bytes * 8 / 1e9:g} Gbit/s": (
             1024 / sent_a_step(model, 4) * machine.network_bytes

@@ -26,7 +26,7 @@ def test_ranks_train_and_exchange_what_they_should(tmp_path: Path) -> None:
     report = json.loads(file.read_text())
     figures, results = report["figures"], report["results"]
     assert results["mismatches"] == 0 and not [*(tmp_path / "b").iterdir()]
-    assert all(value > 0 for value in figures.values()) and len(figures) == 8
+    assert all(value > 0 for value in figures.values()) and len(figures) == 9
     # Ids, rows and gradients of half of the distinct keys go to the other rank.
     sent, narrow = figures["ranks_step_bytes"], figures["ranks_step_bytes_bfloat16"]
     assert 0 < narrow < sent < 26 * 64 * (8 + 2 * 8 * 4) + 4096

@@ -13,6 +13,8 @@ Adagrad, 1,024 samples a rank, its dense part in ``DistributedDataParallel``: sa
 ÷ 2 ÷ those of one rank with a store of its own and one core. ``ranks_share_lookahead`` is the same
 with the ids of 32 batches exchanged ahead, ``ranks_share_bfloat16`` with bfloat16 on the wire,
 ``ranks_share_cpu`` that of samples for a second of processor time, whoever else has the cores.
+``ranks_share_apart`` is what ``DistributedDataParallel`` leaves alone: each rank has all tables to
+itself, and no id or row is exchanged.
 ``ranks_step_bytes`` and ``ranks_step_bytes_bfloat16`` are what a rank sends the other for a batch.
 After training the ranks have to hold the same dense parameters, and to read the same rows, which
 are those of their owners.
@@ -41,11 +43,12 @@ FIGURES = [
     "ranks_share_lookahead",
     "ranks_share_bfloat16",
 ]
-FIGURES += ["ranks_share_cpu", "ranks_step_bytes", "ranks_step_bytes_bfloat16"]
+FIGURES += ["ranks_share_apart", "ranks_share_cpu", "ranks_step_bytes", "ranks_step_bytes_bfloat16"]
 MEMORY_BYTES = 3 << 30
 """Three processes with PyTorch, and their rows."""
 ONE, TWO, AHEAD, NARROW = "one rank", "two ranks", "two, look-ahead", "two, bfloat16"
-WAYS = {ONE: "plain", TWO: "plain", AHEAD: "ahead", NARROW: "narrow"}
+APART = "two, tables apart"
+WAYS = {ONE: "plain", TWO: "plain", AHEAD: "ahead", NARROW: "narrow", APART: "apart"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -140,6 +143,7 @@ def _training(report: Report, options: argparse.Namespace, one: Team, two: Team)
             "ranks_share": TWO,
             "ranks_share_lookahead": AHEAD,
             "ranks_share_bfloat16": NARROW,
+            "ranks_share_apart": APART,
         }.items(),
         start=1,
     ):

@@ -48,6 +48,9 @@ class Member:
             stores = {
                 "plain": Shard(store, timeout=LIMIT_S),
                 "narrow": Shard(store, wire_dtype="bfloat16", timeout=LIMIT_S),
+                "apart": embedrock.open(
+                    settings["store"] + "-apart", memory, seed=settings["seed"]
+                ),
             }
         self._training = Training(stores, settings)
         self._exchanging = Exchanging(stores, settings)

@@ -93,7 +93,7 @@ class Training:
         if self._world > 1:
             torch.distributed.barrier()
             finder = {"keys_of": one.embeddings.keys_of, "ahead": AHEAD} if way == "ahead" else {}
-            loop = one.store.batches(batches, **finder)
+            loop = batches if way == "apart" else one.store.batches(batches, **finder)
         used = time.process_time()
         with timed:
             for batch in loop:
