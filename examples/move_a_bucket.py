@@ -29,11 +29,13 @@ for node, buckets in BEFORE.items():
 
 
 def write_map(owned):
+    """Says which server has which buckets."""
     nodes = [{"id": n, "address": addresses[n], "buckets": owned[n]} for n in owned]
     Path("map.json").write_text(json.dumps({"nodes": nodes}))
 
 
-def reload_map(node):  # redis-cli -p PORT EMB.CLUSTER RELOAD
+def reload_map(node):
+    """What `redis-cli -p PORT EMB.CLUSTER RELOAD` does."""
     host, _, port = addresses[node].partition(":")
     with socket.create_connection((host, int(port))) as server:
         server.sendall(b"*2\r\n$11\r\nEMB.CLUSTER\r\n$6\r\nRELOAD\r\n")
@@ -52,6 +54,7 @@ moved, answers = threading.Event(), []
 
 
 def read():
+    """Asks for all rows, over and over."""
     with embedrock.connect(f"redis://{addresses['a']}", cluster=True) as remote:
         while not moved.is_set():
             answers.append(np.array_equal(remote["user"].get(KEYS), expected))
