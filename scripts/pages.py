@@ -5,7 +5,7 @@ Three things are done to each page, and nothing else is changed:
 * A block that opens with ```python title="examples/NAME.py", or ```go with a file in Go, gets the
   content of that file.
 * What stands between `<!-- results: NAME -->` and `<!-- end -->` is made from `docs/results/*.json`
-  (`scripts/results.py`).
+  (`scripts/results.py`), and of names that begin with `beyond_` by `scripts/beyond.py`.
 * A paragraph or list item with a line above 120 characters is wrapped at 100. Tables and code stay.
 """
 
@@ -15,6 +15,7 @@ import re
 import sys
 from pathlib import Path
 
+import beyond
 import results
 
 ROOT = Path(__file__).parents[1]
@@ -43,8 +44,13 @@ def pages(root: Path = ROOT) -> list[Path]:
 def brought_up_to_date(text: str) -> str:
     """The page as it should be."""
     text = EXAMPLE.sub(lambda found: found[1] + (ROOT / found[2]).read_text() + found[3], text)
-    text = MADE.sub(lambda found: found[1] + results.made(found[2]) + found[3], text)
+    text = MADE.sub(lambda found: found[1] + table(found[2]) + found[3], text)
     return wrapped(text)
+
+
+def table(name: str) -> str:
+    """The Markdown of the table of that name."""
+    return beyond.made(name) if name.startswith("beyond_") else results.made(name)
 
 
 def wrapped(text: str) -> str:

@@ -108,6 +108,7 @@ SAYS = {
         r"copied step 1 with 10000 rows\ncopied\.store is at step 1 and equal\n"
         r"moved\.store is at step 2 and different\n"
     ),
+    "move_a_bucket": r"b is at step 2\nmoved: True\nalways the same rows: True\n",
     "object_storage": (
         r"sent little for step 2\npushed steps \[1, 2\]\nrestored step 1 is equal\npruned 1\n"
     ),

@@ -49,6 +49,7 @@ BENCHES = {
     "demo": "training a DLRM to the end, and its speed: out of core, in memory, plain PyTorch",
     "gnn": "graph neural networks with rows at a tenth of their memory, beside all in memory",
     "models": "click models out of core, beside themselves in memory: speed, AUC, inference",
+    "ranks": "ranks that share the tables: ids exchanged, training, bytes on the wire",
     "loops": "what speed to expect, by training, memory, and what else computes",
 }
 """Every bench by name, and what it measures."""
