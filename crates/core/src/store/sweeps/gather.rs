@@ -131,7 +131,7 @@ fn disjoint(parts: &[Part]) -> Result<Buckets> {
 }
 
 fn open_part(part: &Part, to: &GatherOptions<'_>) -> Result<Store> {
-    open_commit(&part.path, Some(to.step), None, to.memory)
+    open_commit(&part.path, Some(to.step), None, to.memory, None)
 }
 
 fn see(part: &Part, to: &GatherOptions<'_>) -> Result<Seen> {
