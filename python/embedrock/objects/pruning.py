@@ -74,13 +74,15 @@ def prune(
         there = history.numbers(remote)
         summaries = [(found, history.read_summary(remote, found.name)) for found in there]
         live = [(found, summary) for found, summary in summaries if summary.pruned is None]
+        if there:
+            remote.settle(there[-1].name)
         named: set[str] = set()
         for found, _ in live[-kept_pushes:]:
             named.update(piece.name for piece in history.read(remote, found.name).pieces())
         for found, summary in live[:-kept_pushes]:
             # Its number stays taken: a push that began before it was made is not published.
             gone = replace(summary, pruned=int(time.time()), files=digest_of(b""))
-            remote.put(found.name, gone.encode())
+            remote.replace(found.name, gone.encode())
         old = timedelta(0) if alone else history.PRUNE_AGE
         leftovers = [
             found.name
@@ -94,6 +96,7 @@ def prune(
         ]
         result = _remove(remote, named, now - old, progress)
         remote.delete(leftovers)
+        remote.remove_staged(now - old)
     return {
         "pruned": len(live[:-kept_pushes]),
         "kept": len(live[-kept_pushes:]),

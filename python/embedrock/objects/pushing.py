@@ -221,6 +221,8 @@ class _Push:
         if not found:
             return None
         newest = history.read(self._remote, found[-1].name)
+        # One that was killed may have made it and not its name durable.
+        self._remote.settle(found[-1].name)
         other = newest.summary.store
         if other != self._uuid:
             raise MismatchError(
@@ -308,7 +310,7 @@ class _Push:
         try:
             if digest_of(self._remote.get(name)) != digest:
                 return False
-            self._remote.sync(name)
+            self._remote.settle(name)
             return True
         except NotFoundError:
             return False
