@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from embedrock._arguments import shown
 from embedrock._optional import missing
@@ -59,6 +60,8 @@ _NO_BUCKET = ("nosuchbucket", "containernotfound", "bucket does not exist", "not
 _WRONG_KEY = ("usernotfound", "invalidaccesskeyid", "signaturedoesnotmatch")
 _FULL = ("no space left", "os error 28", "quota", "storage full", "storagefull", "507 ")
 _PER_DELETE = 1000
+_LOOK_SECONDS = 0.2
+"""How soon a request that is waited for sees that all is to end."""
 
 
 class TakenError(EmbedrockError):
@@ -254,7 +257,7 @@ class Remote:
         """Every request passes here. Errors: of ours, naming the object and the way out."""
         what = f"{self.url}: {kind} {name}"
         try:
-            return request()
+            return request() if self._folder is not None else self._answer(what, request)
         except (self._exceptions.AlreadyExistsError, FileExistsError) as error:
             raise TakenError(f"{what}: there is one already") from error
         except FileNotFoundError as error:
@@ -286,6 +289,35 @@ class Remote:
                     f"{what}: no credentials were found; {_CREDENTIALS} ({_first_line(error)})"
                 ) from error
             raise IoError(f"{what}: {_first_line(error)}") from error
+
+    def _answer(self, what: str, request: Callable[[], T]) -> T:
+        """Waits for a request in a way that an interrupt ends: ``obstore`` itself hears none.
+
+        A thread that nobody waits for any more touches nothing but its own answer.
+        """
+        answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put((request(), None))
+            except BaseException as error:
+                answers.put((None, error))
+
+        threading.Thread(target=ask, name="embedrock-request", daemon=True).start()
+        while True:
+            try:
+                answer, error = answers.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                if self._stopped.is_set():
+                    raise IoError(f"{what}: interrupted") from None
+                continue
+            if error is not None:
+                raise error
+            return cast("T", answer)
+
+    def stop(self) -> None:
+        """Requests that have no answer end with ``IoError`` soon, and so do all that follow."""
+        self._stopped.set()
 
     def _missing(self, error: BaseException) -> str:
         if any(word in str(error).lower() for word in _NO_BUCKET):
