@@ -391,9 +391,9 @@ def test_damage_there_and_here_is_named_and_never_returned(
     with rows.open("r+b") as file:
         file.seek(9000)
         file.write(b"damage")
-    objects.push(tmp_path / "s", url)
+    objects.push(tmp_path / "s", f"{url}2")
     with pytest.raises(CorruptError, match=r"rows-0, page 2.*checksum"):
-        objects.pull(url, tmp_path / "t")
+        objects.pull(f"{url}2", tmp_path / "t")
     with pytest.raises(NotFoundError, match="is no store"):
         embedrock.open(tmp_path / "t", "8MiB")
     objects.pull(url, tmp_path / "t", number=1)
@@ -583,84 +583,3 @@ def test_a_store_of_obstore_is_taken_as_a_url(tmp_path: Path) -> None:
         objects.list(memory, options={"region": "x"})
     with pytest.raises(EmbedrockError):
         objects.pull(memory, tmp_path / "t")
-
-
-# --- folders -------------------------------------------------------------------------------------
-
-
-def test_an_object_in_a_folder_is_on_the_disk_before_it_has_its_name(
-    tmp_path: Path, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file that was linked or renamed was synced before, and its folder is synced after."""
-    told: list[tuple[str, Any]] = []
-    real = {name: getattr(os, name) for name in ("fsync", "link", "replace")}
-
-    def fsync(descriptor: int) -> None:
-        found = os.fstat(descriptor)
-        told.append(("fsync", found.st_ino))
-        real["fsync"](descriptor)
-
-    def named(kind: str, before: Any, after: Any) -> None:
-        inode = os.stat(before).st_ino
-        assert ("fsync", inode) in told, f"{after} has a name before it is durable"
-        real[kind](before, after)
-        told.append((kind, os.stat(Path(after).parent).st_ino))
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "link", functools.partial(named, "link"))
-    monkeypatch.setattr(os, "replace", functools.partial(named, "replace"))
-    with made(tmp_path / "s") as store:
-        train(store, 1)
-        commit(store, 1)
-        told.clear()
-        objects.push(store, url)
-        made_at = [at for at, (kind, _) in enumerate(told) if kind == "link"]
-        assert len(made_at) == 1 and ("fsync", told[made_at[0]][1]) in told[made_at[0] :]
-        # The folders of pieces are durable before the manifest names them.
-        for at, (kind, inode) in enumerate(told[: made_at[0]]):
-            if kind == "replace":
-                assert ("fsync", inode) in told[at : made_at[0]]
-        # A newest manifest is made durable by who builds on it: its maker may have been killed.
-        told.clear()
-        objects.push(store, url)
-        newest = folder / manifest_name(1)
-        assert ("fsync", newest.stat().st_ino) in told
-        assert ("fsync", newest.parent.stat().st_ino) in told
-        train(store, 2)
-        commit(store, 2)
-        objects.push(store, url)
-        told.clear()
-        objects.prune(url, 1)
-        overwritten = ("replace", newest.parent.stat().st_ino)
-        at = told.index(overwritten)
-        assert ("fsync", newest.parent.stat().st_ino) in told[at:]
-
-
-def test_a_folder_with_odd_letters_is_that_folder(tmp_path: Path) -> None:
-    place = tmp_path / "run #1? 50%25"
-    with made(tmp_path / "s") as store:
-        commit(store, 1)
-        objects.push(store, place.as_uri())
-        assert (place / manifest_name(1)).exists()
-        assert [push["step"] for push in objects.list(place.as_uri())] == [1]
-        for wrong in (f"file://{tmp_path}/run#1", f"file://{tmp_path}/run?1", "file://far/x"):
-            with pytest.raises(MisuseError, match=r"%23|no folder of this machine"):
-                objects.push(store, wrong)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [place.name, "s"]
-
-
-def test_pruning_removes_what_was_cut_off_before_it_had_its_name(
-    tmp_path: Path, url: str, folder: Path
-) -> None:
-    with made(tmp_path / "s") as store:
-        commit(store, 1)
-        objects.push(store, url)
-    old, young = folder / "pieces" / "ab" / "ab.0#12", folder / "manifests" / "x.json#7"
-    for path in (old, young):
-        path.parent.mkdir(exist_ok=True)
-        path.touch()
-    os.utime(old, (1, 1))
-    objects.prune(url, 1)
-    assert not old.exists() and young.exists()
-    objects.prune(url, 1, alone=True)
-    assert not young.exists()
