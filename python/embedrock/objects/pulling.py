@@ -82,8 +82,9 @@ def pull(
     missing or is not what was pushed; ``FullError``, ``LockedError``, ``IoError``. Until it
     returns the folder is no store: ``open`` refuses it.
 
-    Blocking: writes, syncs and reads all of the commit. *Memory*: its index, and ``in_flight``
-    pieces. Durability: when it returns.
+    Blocking: writes, syncs and reads all of the commit. An interrupt ends requests within a second.
+    *Memory*: its index, ``in_flight`` pieces, and about 1 KB for each piece. Durability: when it
+    returns.
     """
     wanted = whole_or_none("step", step, 0), whole_or_none("number", number, 1)
     workers = whole("in_flight", in_flight, 1)

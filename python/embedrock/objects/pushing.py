@@ -90,16 +90,18 @@ def push(
 
     Returns a dict: ``number`` of the push, ``step``, ``sequence``, ``bytes`` of the commit,
     ``sent_bytes`` and ``sent_pieces``, and ``is_new``, which is False where the newest push has the
-    same already.
+    same commit already. A damaged manifest is left out, with a ``UserWarning`` that names it.
 
-    Errors: ``NotFoundError`` for a store, commit, bucket or folder that is not there;
-    ``MismatchError`` where the URL has pushes of another store; ``LockedError`` naming the push
-    that was made meanwhile; ``UnsupportedError`` where a table has storage ``"pmem"``;
+    Errors: ``NotFoundError`` for a store, commit, bucket or folder that is not there, and for a
+    reader whose commit its hold alone keeps; ``MismatchError`` where the URL has pushes of another store; ``LockedError`` naming the push
+    that was made meanwhile; ``UnsupportedError`` where a table has storage ``"pmem"``, or a server
+    overwrites what is to be created only where there is none;
     ``CommitGoneError``, ``FullError``, ``IoError``.
 
-    Blocking: reads all that the commit needs. *Memory*: the index of the commit, and ``in_flight``
-    pieces. Durability: when it returns; a push that was cut off changes nothing that can be pulled,
-    and the next one uses what it has sent.
+    Blocking: reads all that the commit needs. An interrupt ends requests within a second.
+    *Memory*: the index of the commit, ``in_flight`` pieces, and about 1 KB for each piece of it.
+    Durability: when it returns; a push that was cut off changes nothing that can be pulled, and the
+    next one uses what it has sent.
     """
     number, pin = step_or_pin("step", step)
     workers = whole("in_flight", in_flight, 1)
