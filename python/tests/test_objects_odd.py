@@ -381,4 +381,4 @@ def test_an_interrupt_ends_what_a_server_does_not_answer(kind: str) -> None:
             finally:
                 child.kill()
             assert b"KeyboardInterrupt" in child.stderr.read()
-            assert time.monotonic() - begun < 5  # a second, on a machine that is not busy
+            assert time.monotonic() - begun < 10  # a second, on a machine that is not busy

@@ -93,10 +93,10 @@ def push(
     same commit already. A damaged manifest is left out, with a ``UserWarning`` that names it.
 
     Errors: ``NotFoundError`` for a store, commit, bucket or folder that is not there, and for a
-    reader whose commit its hold alone keeps; ``MismatchError`` where the URL has pushes of another store; ``LockedError`` naming the push
-    that was made meanwhile; ``UnsupportedError`` where a table has storage ``"pmem"``, or a server
-    overwrites what is to be created only where there is none;
-    ``CommitGoneError``, ``FullError``, ``IoError``.
+    reader whose commit its hold alone keeps; ``MismatchError`` where the URL has pushes of another
+    store; ``LockedError`` naming the push that was made meanwhile; ``UnsupportedError`` where a
+    table has storage ``"pmem"``, or a server overwrites what is to be created only where there is
+    none; ``CommitGoneError``, ``FullError``, ``IoError``.
 
     Blocking: reads all that the commit needs. An interrupt ends requests within a second.
     *Memory*: the index of the commit, ``in_flight`` pieces, and about 1 KB for each piece of it.
