@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import secrets
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -43,12 +44,14 @@ class Folder:
         self._place = place
         self._unsynced: set[Path] = set()
         """Folders with names that may not be on the disk yet."""
+        self._lock = threading.Lock()
 
     def make(self) -> None:
         """Makes the folder, and those above it."""
         made = [p for p in (self._place, *self._place.parents) if not p.exists()]
         self._place.mkdir(parents=True, exist_ok=True)
-        self._unsynced.update(path.parent for path in made)
+        with self._lock:
+            self._unsynced.update(path.parent for path in made)
 
     def put(self, name: str, content: bytes | memoryview, *, is_new: bool) -> None:
         """Writes an object. Errors: ``FileExistsError`` where there is one, if ``is_new``."""
@@ -79,12 +82,13 @@ class Folder:
         self.sync()
 
     def _named(self, path: Path) -> None:
-        # A set of many threads; adding to it is one step.
-        self._unsynced.update(p for p in path.parents if p.is_relative_to(self._place))
+        with self._lock:
+            self._unsynced.update(p for p in path.parents if p.is_relative_to(self._place))
 
     def sync(self) -> None:
         """Makes the names durable of all that was written."""
-        folders, self._unsynced = self._unsynced, set()
+        with self._lock:
+            folders, self._unsynced = self._unsynced, set()
         for folder in folders:
             _sync(folder)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 def side_by_side(
     workers: int, jobs: Iterable[J], work: Callable[[J], R], remote: Remote, name: str
-) -> Iterator[tuple[J, R]]:
+) -> Generator[tuple[J, R], None, None]:
     """Does all jobs, ``workers`` at a time, and gives each with its result as it is done.
 
     The first error ends it: jobs that were begun are waited for, and no other is begun. An

@@ -16,7 +16,7 @@ from typing import Any
 
 from embedrock._arguments import Progress, flag, function, whole
 from embedrock.objects import history
-from embedrock.objects.manifest import PIECES, PUSHES, Manifest, digest_of, number_of
+from embedrock.objects.manifest import PIECES, PUSHES, Manifest, digest_of, manifest_name, number_of
 from embedrock.objects.remote import Found, Remote
 
 __all__ = ["list", "prune"]
@@ -78,9 +78,10 @@ def prune(
         # Before any age is looked at: a push that is published later is younger than what goes.
         now = own.since
         there = history.numbers(remote)
-        if there:
-            remote.settle(there[-1].name)
         kept, damaged, older = _sorted(remote, there, kept_pushes)
+        for manifest in kept:
+            # One whose push was killed may not be durable, and others go for it.
+            remote.settle(manifest_name(manifest.summary.number))
         named = {piece.name for manifest in kept for piece in manifest.pieces()}
         pruned, tombs = _prune(remote, older, kept)
         old = timedelta(0) if alone else history.PRUNE_AGE

@@ -285,11 +285,13 @@ class _Pull:
         jobs = (_Job(target, piece) for target in targets for piece in target.file.pieces)
         try:
             work = side_by_side(self._workers, jobs, self._bring, self._remote, "embedrock-pull")
-            for job, came in work:
-                received += came
-                done += job.piece.length
-                if self._progress is not None:
-                    self._progress(done, total)
+            # Nobody writes any more when the files are closed.
+            with contextlib.closing(work):
+                for job, came in work:
+                    received += came
+                    done += job.piece.length
+                    if self._progress is not None:
+                        self._progress(done, total)
         finally:
             for target in targets:
                 target.close()

@@ -7,6 +7,7 @@ anywhere before leaves everything as it was.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -198,7 +199,8 @@ class _Push:
     def run(self) -> dict[str, Any]:
         """Sends what is lacking, then the manifest."""
         newest = self._find_newest()
-        if newest is not None:
+        # Beside one that is damaged a prune may take what older ones name.
+        if newest is not None and newest.summary.number == self._number:
             self._known = {piece.digest: piece.push for piece in newest.pieces()}
         self._find_left()
         size = self._size_of_pieces(newest)
@@ -311,10 +313,11 @@ class _Push:
         done = 0
         self._report(0, total)
         work = side_by_side(self._workers, jobs, self._piece, self._remote, "embedrock-push")
-        for job, piece in work:
-            pieces[job.file].append(piece)
-            done += job.length
-            self._report(done, total)
+        with contextlib.closing(work):
+            for job, piece in work:
+                pieces[job.file].append(piece)
+                done += job.length
+                self._report(done, total)
         return [
             PushedFile(name, length, room, sorted(of))
             for (name, _, length, _, room), of in zip(listed, pieces, strict=True)
@@ -402,7 +405,8 @@ class _Push:
         name = manifest_name(number)
         for left in reversed(range(_CREATES)):
             try:
-                return self._remote.create(name, manifest.encode())
+                self._remote.create(name, manifest.encode())
+                return
             except TakenError as error:
                 try:
                     other = history.read_summary(self._remote, name)
@@ -414,14 +418,13 @@ class _Push:
                     continue
                 # An answer was lost, and the request repeated.
                 if other.push == manifest.summary.push:
-                    return None
+                    return
                 raise LockedError(
                     f"{self._remote.url}: push {number}, of step {other.step}, was made meanwhile "
                     f"by {other.by}; that one counts, and this one of step "
                     f"{manifest.summary.step} does not: push again, what was sent is not sent "
                     f"again"
                 ) from error
-        return None
 
 
 def _now() -> float:
