@@ -32,7 +32,17 @@ from embedrock.errors import (
 )
 from embedrock.observe.step_report import StepReport
 from embedrock.pipeline.loader import LookaheadLoader
-from embedrock.store import Store, check, close_all, copy, distinct, open, resize
+from embedrock.store import (
+    ChangedRows,
+    Changes,
+    Store,
+    check,
+    close_all,
+    copy,
+    distinct,
+    open,
+    resize,
+)
 from embedrock.table import Table
 
 if TYPE_CHECKING:
@@ -46,6 +56,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BudgetWarning",
+    "ChangedRows",
+    "Changes",
     "Clip",
     "Commit",
     "EmbedrockError",

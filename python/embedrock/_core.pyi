@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "Changes",
     "Hyper",
     "PendingCommit",
     "Permits",
@@ -112,6 +113,35 @@ class Scan:
 
     def next_batch(self, /, keys: _Keys, values: _Rows, state: _Rows | None = None) -> int:
         """Fills the arrays with the next rows and returns how many; 0 at the end."""
+
+@final
+class Changes:
+    """The changes between two commits, in batches."""
+
+    def __new__(
+        cls,
+        store: Store,
+        tables: Sequence[TableId] | None = None,
+        since: int | None = None,
+        named: tuple[int, int, int] | None = None,
+    ) -> Changes:
+        """Begins to read what changed since a commit: its step, and with `named` its number, time
+        and bytes written. Without `since` all rows are given."""
+
+    def next_batch(
+        self, /, most: int, state: bool
+    ) -> tuple[str, _Keys, NDArray[np.float32], NDArray[np.float32], _Keys] | None:
+        """The next changes, of one table: its name, keys, flat values and state, deleted keys; at
+        most `most` rows, and as many deleted keys. None at the end."""
+
+    def commit(self, /) -> dict[str, Any] | None:
+        """The commit that the changes lead to; None for a store without any."""
+
+    def bytes_read(self, /) -> tuple[int, int]:
+        """Bytes that were read: of the journal, and of pages so far."""
+
+    def close(self, /) -> None:
+        """Lets go of the commits. What is left is not given."""
 
 @final
 class Server:
@@ -463,16 +493,19 @@ def placement_memory(
 ) -> int:
     """The most bytes that `place_rows` and `place_replicas` allocate."""
 
+@final
 class CommitFiles:
     """One commit of a store, held while its files are read."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         path: _Path,
         step: int | None = None,
         pin: str | None = None,
         cold_directory: _Path | None = None,
-    ) -> None: ...
+    ) -> CommitFiles:
+        """Holds the last commit, or that of a step or a pin."""
+
     def commit(self, /) -> dict[str, Any]:
         """The commit."""
 

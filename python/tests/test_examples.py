@@ -46,7 +46,7 @@ NEEDS = {
 }
 """Other libraries, which `make adapters` has, but for TorchRec."""
 
-NEEDS_BROKER = {"follow_a_topic"}
+NEEDS_BROKER = {"follow_a_topic", "publish_changes"}
 """Run by test_kafka.py, which has one."""
 
 TUTORIALS = {
@@ -60,6 +60,10 @@ TUTORIALS = {
 
 SAYS = {
     "bring_a_model": r"largest difference 0\.0\n",
+    "change_stream": (
+        r"ads 100 rows, 0 deleted\nads 0 rows, 1 deleted\nstep 2 row 0 is 0\.5\n"
+        r"served\.store: at step 3 of ads\.store, 5 rows and 0 deletes in 1 commits\n"
+    ),
     "choose_memory": r"(\d+% is .* MiB: \d+% of the rows were in memory, \d+% at best\n){3}",
     "cluster": (
         r"\[1\. 1\. 1\. 0\.\] \[ True  True  True False\]\n"

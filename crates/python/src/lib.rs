@@ -8,6 +8,7 @@
 //! such a lock attached would never be woken.
 
 mod arrays;
+mod changes;
 mod commit;
 mod error;
 mod freeze;
@@ -27,6 +28,8 @@ mod torture;
 mod _core {
     #[pymodule_export]
     use crate::arrays::distinct;
+    #[pymodule_export]
+    use crate::changes::Changes;
     #[pymodule_export]
     use crate::commit::PendingCommit;
     #[pymodule_export]

@@ -4,6 +4,7 @@ mod aside;
 mod back;
 mod bounds;
 mod budget;
+mod changes;
 mod cleaning;
 mod cold;
 mod cold_places;

@@ -120,6 +120,8 @@ macro_rules! pass {
 
 impl crate::storage::StorageFreeze for Probe {}
 
+impl crate::storage::StorageChanges for Probe {}
+
 impl Storage for Probe {}
 
 impl StorageRead for Probe {
