@@ -150,7 +150,8 @@ def test_a_damaged_manifest_does_not_block_the_others(
         with pytest.warns(UserWarning, match="0000000003"):
             pushed = objects.push(store, url)
         assert pushed["number"] == 4 and pushed["is_new"]
-    assert objects.prune(url, 1, alone=True)["removed_pieces"] > 0
+    with pytest.warns(UserWarning, match="0000000003"):
+        assert objects.prune(url, 1, alone=True)["removed_pieces"] > 0
     assert [push["number"] for push in objects.list(url)] == [4]
     objects.pull(url, tmp_path / "three")
     assert contents_at(tmp_path / "three") == then
@@ -252,17 +253,14 @@ def test_pieces_are_sent_and_files_opened_a_few_at_a_time(
     with made(tmp_path / "s", "lsm", keep=1) as store:
         for step in range(1, 9):
             train(store, step, 20_000)
-            commit(
-                store,
-                step,
-            )
+            commit(store, step)
         monkeypatch.setattr(Remote, "_put", put)
         objects.push(store, url, in_flight=3)
-        files = len(list((tmp_path / "s").glob("part-*")))
     assert most[0] == 3
     monkeypatch.setattr(Remote, "get", counted)
     objects.pull(url, tmp_path / "t", in_flight=1)
-    assert files > 4 and 1 < opened[0] <= 1 + 1 + 1  # the lock, too
+    # The lock is open, too, and a file ends where the next one begins.
+    assert 1 < opened[0] <= 3 < len(list((tmp_path / "t").iterdir())) - 1
     assert contents_at(tmp_path / "t") == contents_at(tmp_path / "s")
 
 
