@@ -391,9 +391,9 @@ def test_damage_there_and_here_is_named_and_never_returned(
     with rows.open("r+b") as file:
         file.seek(9000)
         file.write(b"damage")
-    objects.push(tmp_path / "s", url)
+    objects.push(tmp_path / "s", f"{url}2")
     with pytest.raises(CorruptError, match=r"rows-0, page 2.*checksum"):
-        objects.pull(url, tmp_path / "t")
+        objects.pull(f"{url}2", tmp_path / "t")
     with pytest.raises(NotFoundError, match="is no store"):
         embedrock.open(tmp_path / "t", "8MiB")
     objects.pull(url, tmp_path / "t", number=1)

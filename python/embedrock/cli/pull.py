@@ -25,7 +25,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     which = command.add_mutually_exclusive_group()
     which.add_argument(
-        "--step", type=output.natural, metavar="N", help="the commit of this step (the newest)"
+        "--step",
+        type=output.natural,
+        metavar="N",
+        help="the commit of this step, no pin's name (the newest)",
     )
     which.add_argument(
         "--number", type=output.positive, metavar="N", help="the push of this number (the newest)"

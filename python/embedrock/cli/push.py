@@ -68,6 +68,13 @@ def run(arguments: argparse.Namespace) -> int:
             cold_directory=arguments.cold_directory,
             progress=task.callback(),
         )
+    if not arguments.json:
+        what = "sent" if done["is_new"] else "nothing new; sent"
+        print(
+            f"{arguments.url}: push {done['number']}, commit at step {done['step']}, "
+            f"{output.human_bytes(done['bytes'])}, {what} {output.human_bytes(done['sent_bytes'])}",
+            flush=True,
+        )
     if arguments.keep is not None:
         with progress.Task(progress.for_terminal(), "pruning") as task:
             done["pruned"] = objects.prune(
@@ -75,18 +82,14 @@ def run(arguments: argparse.Namespace) -> int:
             )
     if arguments.json:
         output.print_json(done)
-        return 0
-    what = "sent" if done["is_new"] else "nothing new; sent"
-    print(
-        f"{arguments.url}: push {done['number']}, commit at step {done['step']}, "
-        f"{output.human_bytes(done['bytes'])}, {what} {output.human_bytes(done['sent_bytes'])}"
-    )
-    if "pruned" in done:
+    elif "pruned" in done:
         gone = done["pruned"]
         print(
             f"{gone['pruned']} pushes pruned, {output.human_bytes(gone['removed_bytes'])} removed, "
             f"{output.human_bytes(gone['waiting_bytes'])} too young to go"
         )
+        if gone["damaged"]:
+            print(f"no pieces removed, for damaged manifests: {', '.join(gone['damaged'])}")
         if gone["missing"]:
             print(f"{len(gone['missing'])} pieces are missing there: {gone['missing'][0]}")
     return 0

@@ -7,23 +7,26 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 
-from embedrock.errors import CorruptError, EmbedrockError, NotFoundError
+from embedrock.errors import CorruptError, EmbedrockError, NotFoundError, UnsupportedError
 from embedrock.objects.manifest import (
     BY_LENGTH,
     MANIFESTS,
     PUSHES,
     SUMMARY_BYTES,
+    WAY_OUT,
     Manifest,
     Summary,
     manifest_name,
     number_of,
     summary_of,
 )
-from embedrock.objects.remote import Found, Remote
+from embedrock.objects.remote import Found, Remote, TakenError
 
 __all__ = [
     "PRUNE_AGE",
@@ -33,9 +36,13 @@ __all__ = [
     "announced",
     "numbers",
     "read",
+    "read_any",
     "read_summary",
+    "whole_or_none",
     "whose",
 ]
+
+T = TypeVar("T")
 
 PUSH_TIME = timedelta(days=3)
 """A push that takes longer is not published."""
@@ -67,10 +74,26 @@ def announced(remote: Remote, by: str) -> Iterator[Announced]:
     one may write there."""
     name = secrets.token_hex(6)
     place = f"{PUSHES}/{name}.json"
-    remote.put(place, json.dumps({"by": by}).encode())
+    told = json.dumps({"by": by}).encode()
+    remote.put(place, told)
+    if not remote.is_folder:
+        _expect_conditions(remote, place, told)
     yield Announced(name, by, remote.modified(place))
     with contextlib.suppress(EmbedrockError):
         remote.delete([place])
+
+
+def _expect_conditions(remote: Remote, name: str, content: bytes) -> None:
+    """Refuses a server that overwrites what is to be created: two pushes would lose one."""
+    try:
+        remote.create(name, content)
+    except TakenError:
+        return
+    raise UnsupportedError(
+        f"{remote.url}: the server has overwritten {name}, which was to be created only where "
+        f"there is none (If-None-Match: *); a server that knows this is needed, to push and to "
+        f"prune"
+    )
 
 
 def numbers(remote: Remote) -> list[Found]:
@@ -83,16 +106,33 @@ def read_summary(remote: Remote, name: str) -> Summary:
     """Errors: ``NotFoundError``, ``CorruptError``, ``UnsupportedError``."""
     line, end, _ = bytes(remote.get(name, SUMMARY_BYTES)).partition(b"\n")
     if not end:
-        raise CorruptError(f"{remote.url}: {name} is no manifest: its first line has no end")
+        raise CorruptError(
+            f"{remote.url}: {name} is no manifest: its first line has no end; {WAY_OUT}"
+        )
     return _numbered(summary_of(line, f"{remote.url}: {name}"), name)
+
+
+def whole_or_none(read_it: Callable[[Remote, str], T], remote: Remote, name: str) -> T | None:
+    """What reads a manifest, or None, with a warning, where that is damaged."""
+    try:
+        return read_it(remote, name)
+    except CorruptError as error:
+        warnings.warn(f"a push is left out: {error}", UserWarning, stacklevel=4)
+        return None
 
 
 def read(remote: Remote, name: str) -> Manifest:
     """Errors: ``NotFoundError``, for a pruned one too; ``CorruptError``, ``UnsupportedError``."""
-    manifest = Manifest.decode(bytes(remote.get(name)), f"{remote.url}: {name}")
-    _numbered(manifest.summary, name)
+    manifest = read_any(remote, name)
     if manifest.summary.pruned is not None:
         raise NotFoundError(f"{remote.url}: push {manifest.summary.number} was pruned")
+    return manifest
+
+
+def read_any(remote: Remote, name: str) -> Manifest:
+    """As :func:`read`; one that was pruned has no files."""
+    manifest = Manifest.decode(bytes(remote.get(name)), f"{remote.url}: {name}")
+    _numbered(manifest.summary, name)
     return manifest
 
 

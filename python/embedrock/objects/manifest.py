@@ -21,6 +21,7 @@ __all__ = [
     "PIECES",
     "PUSHES",
     "SUMMARY_BYTES",
+    "WAY_OUT",
     "Manifest",
     "Piece",
     "PushedFile",
@@ -142,14 +143,14 @@ class Manifest:
         if summary.pruned is not None:
             return cls(summary, [])
         if digest_of(second) != summary.files:
-            raise CorruptError(f"{name}: its second line is not what was written; {_WAY_OUT}")
+            raise CorruptError(f"{name}: its second line is not what was written; {WAY_OUT}")
         try:
             return cls(summary, [_file(told) for told in json.loads(second)])
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptError(f"{name}: its files cannot be read: {error}; {_WAY_OUT}") from error
+            raise CorruptError(f"{name}: its files cannot be read: {error}; {WAY_OUT}") from error
 
 
-_WAY_OUT = "pull another push (step=, or number=), and push to another URL"
+WAY_OUT = "pull another push (step=, or number=), and push again"
 
 
 def summary_of(line: bytes, name: str) -> Summary:
@@ -158,18 +159,18 @@ def summary_of(line: bytes, name: str) -> Summary:
         told = json.loads(line)
         version, digest = told["embedrock"], told.pop("digest")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptError(f"{name} is no manifest: {error}; {_WAY_OUT}") from error
+        raise CorruptError(f"{name} is no manifest: {error}; {WAY_OUT}") from error
     if version != VERSION:
         raise UnsupportedError(
             f"{name} has version {version}, this build reads {VERSION}; use a newer embedrock"
         )
     if digest_of(_json(told)) != digest:
-        raise CorruptError(f"{name}: its first line is not what was written; {_WAY_OUT}")
+        raise CorruptError(f"{name}: its first line is not what was written; {WAY_OUT}")
     del told["embedrock"]
     try:
         return Summary(**told)
     except TypeError as error:
-        raise CorruptError(f"{name}: {error}; {_WAY_OUT}") from error
+        raise CorruptError(f"{name}: {error}; {WAY_OUT}") from error
 
 
 def files_line(files: list[PushedFile]) -> bytes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
+
+from embedrock.objects.remote import Remote
 
 __all__ = ["side_by_side"]
 
@@ -13,11 +15,12 @@ R = TypeVar("R")
 
 
 def side_by_side(
-    workers: int, jobs: Iterable[J], work: Callable[[J], R], name: str
-) -> Iterator[tuple[J, R]]:
+    workers: int, jobs: Iterable[J], work: Callable[[J], R], remote: Remote, name: str
+) -> Generator[tuple[J, R], None, None]:
     """Does all jobs, ``workers`` at a time, and gives each with its result as it is done.
 
-    The first error ends it: jobs that were begun are waited for, and no other is begun.
+    The first error ends it: jobs that were begun are waited for, and no other is begun. An
+    interrupt, or whoever does not want the rest, ends requests of ``remote`` that have no answer.
     """
     left = iter(jobs)
     pool = ThreadPoolExecutor(workers, thread_name_prefix=name)
@@ -31,8 +34,16 @@ def side_by_side(
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 yield running.pop(future), future.result()
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            remote.stop()
+        raise
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        try:
+            pool.shutdown(wait=True, cancel_futures=True)
+        except BaseException:
+            remote.stop()
+            raise
 
 
 _END = object()

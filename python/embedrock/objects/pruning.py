@@ -11,17 +11,18 @@ import builtins
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from embedrock._arguments import Progress, flag, function, whole
 from embedrock.objects import history
-from embedrock.objects.manifest import PIECES, PUSHES, digest_of
-from embedrock.objects.remote import Remote
+from embedrock.objects.manifest import PIECES, PUSHES, Manifest, digest_of, manifest_name, number_of
+from embedrock.objects.remote import Found, Remote
 
 __all__ = ["list", "prune"]
 
 _AT_ONCE = 1000
+_NEVER = datetime.min.replace(tzinfo=timezone.utc)
 _TOLD = ("number", "step", "sequence", "committed", "pushed", "by", "bytes", "sent_bytes", "store")
 
 
@@ -32,12 +33,15 @@ def list(url: Any, *, options: Mapping[str, Any] | None = None) -> builtins.list
     ``pushed`` in seconds since 1970, ``by`` whom, ``bytes`` of the commit and ``sent_bytes`` for
     it, ``store`` that it is of. ``options`` are as :func:`push` says.
 
-    Errors: ``NotFoundError`` where the bucket or folder is not there, ``CorruptError`` naming a
-    manifest that is damaged, ``IoError``. Blocking: reads the first line of each manifest.
+    A manifest that is damaged is left out, with a ``UserWarning`` that names it.
+
+    Errors: ``NotFoundError`` where the bucket or folder is not there, ``IoError``. Blocking: reads
+    the first line of each manifest.
     """
     remote = Remote(url, options)
-    summaries = [history.read_summary(remote, found.name) for found in history.numbers(remote)]
-    live = [asdict(summary) for summary in summaries if summary.pruned is None]
+    there = history.numbers(remote)
+    read = [history.whole_or_none(history.read_summary, remote, found.name) for found in there]
+    live = [asdict(summary) for summary in read if summary is not None and summary.pruned is None]
     return [{name: summary[name] for name in _TOLD} for summary in live]
 
 
@@ -60,9 +64,11 @@ def prune(
     ``waiting_bytes`` of pieces that are too young, and ``missing``, the names of pieces that pushes
     which are kept have lost.
 
-    Errors: ``NotFoundError``, ``CorruptError`` naming a manifest that is damaged (nothing is
-    removed), ``IoError``. Blocking: reads the manifests that are kept, and lists all pieces. One
-    that was cut off is made up for by the next.
+    A damaged manifest is named by ``damaged`` and a ``UserWarning``. Among those that stay it does
+    not count, and no piece is removed until ``keep`` newer ones are whole; then it goes.
+
+    Errors: ``NotFoundError``, ``IoError``. Blocking: reads the manifests that are kept, and lists
+    all pieces. One that was cut off is made up for by the next.
     """
     kept_pushes = whole("keep", keep, 1)
     alone = flag("alone", alone)
@@ -72,33 +78,70 @@ def prune(
         # Before any age is looked at: a push that is published later is younger than what goes.
         now = own.since
         there = history.numbers(remote)
-        summaries = [(found, history.read_summary(remote, found.name)) for found in there]
-        live = [(found, summary) for found, summary in summaries if summary.pruned is None]
-        named: set[str] = set()
-        for found, _ in live[-kept_pushes:]:
-            named.update(piece.name for piece in history.read(remote, found.name).pieces())
-        for found, summary in live[:-kept_pushes]:
-            # Its number stays taken: a push that began before it was made is not published.
-            gone = replace(summary, pruned=int(time.time()), files=digest_of(b""))
-            remote.put(found.name, gone.encode())
+        kept, damaged, older = _sorted(remote, there, kept_pushes)
+        for manifest in kept:
+            # One whose push was killed may not be durable, and others go for it.
+            remote.settle(manifest_name(manifest.summary.number))
+        named = {piece.name for manifest in kept for piece in manifest.pieces()}
+        pruned, tombs = _prune(remote, older, kept)
         old = timedelta(0) if alone else history.PRUNE_AGE
-        leftovers = [
-            found.name
-            for found, summary in summaries[:-1]
-            if summary.pruned is not None and now - found.modified >= history.PRUNE_AGE
-        ]
+        leftovers = [found.name for found in tombs if now - found.modified >= history.PRUNE_AGE]
         leftovers += [
             found.name
             for found in remote.below(PUSHES)
             if now - found.modified >= old and own.name not in found.name
         ]
-        result = _remove(remote, named, now - old, progress)
+        # What a damaged one names is not known, so no piece goes before it does.
+        before = _NEVER if damaged else now - old
+        result = _remove(remote, named, before, progress)
         remote.delete(leftovers)
+        remote.remove_staged(now - old)
     return {
-        "pruned": len(live[:-kept_pushes]),
-        "kept": len(live[-kept_pushes:]),
+        "pruned": pruned,
+        "kept": len(kept),
+        "damaged": [found.name for found in damaged],
         **result,
     }
+
+
+def _sorted(
+    remote: Remote, there: builtins.list[Found], keep: int
+) -> tuple[builtins.list[Manifest], builtins.list[Found], builtins.list[Found]]:
+    """The last whole manifests, damaged ones between and after these, and all before."""
+    kept: builtins.list[Manifest] = []
+    damaged = []
+    at = len(there)
+    while at and len(kept) < keep:
+        at -= 1
+        manifest = history.whole_or_none(history.read_any, remote, there[at].name)
+        if manifest is None:
+            damaged.append(there[at])
+        elif manifest.summary.pruned is None:
+            kept.append(manifest)
+    return kept, damaged, there[:at]
+
+
+def _prune(
+    remote: Remote, older: builtins.list[Found], kept: builtins.list[Manifest]
+) -> tuple[int, builtins.list[Found]]:
+    """Prunes manifests; returns how many, and those that were pruned before.
+
+    Their numbers stay taken: a push that began before one was made is not published.
+    """
+    pruned, tombs = 0, []
+    for found in older:
+        summary = history.whole_or_none(history.read_summary, remote, found.name)
+        if summary is None:
+            number = number_of(found.name) or 0
+            unknown = "somebody whose manifest was damaged"
+            summary = replace(kept[0].summary, number=number, push="", by=unknown)
+        elif summary.pruned is not None:
+            tombs.append(found)
+            continue
+        gone = replace(summary, pruned=int(time.time()), files=digest_of(b""))
+        remote.replace(found.name, gone.encode())
+        pruned += 1
+    return pruned, tombs
 
 
 def _remove(

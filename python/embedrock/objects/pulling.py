@@ -8,6 +8,7 @@ import fcntl
 import os
 import re
 import struct
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +42,7 @@ _OF_A_STORE = re.compile(
     r"superblock|superblock\.new|head|spare|measure|pins|pins\.new|cold|cold\.new"
     r"|(journal|pin|rows|part|state|hold)-.*"
 )
+_OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _TRIES = 3
 """How often a piece is fetched that is not what its name says."""
 
@@ -61,7 +63,8 @@ def pull(
         url: Where it was pushed to, as :func:`push` says.
         path: A folder that is empty or not there; or one in which a pull was cut off, which then
             goes on.
-        step: The step of the commit; of several pushes of one step, the last.
+        step: The step of the commit, which is no pin's name; of several pushes of one step, the
+            last.
         number: The number of the push.
         options: As :func:`push` says.
         in_flight: Pieces received at once.
@@ -79,8 +82,9 @@ def pull(
     missing or is not what was pushed; ``FullError``, ``LockedError``, ``IoError``. Until it
     returns the folder is no store: ``open`` refuses it.
 
-    Blocking: writes, syncs and reads all of the commit. *Memory*: its index, and ``in_flight``
-    pieces. Durability: when it returns.
+    Blocking: writes, syncs and reads all of the commit. An interrupt ends requests within a second.
+    *Memory*: its index, ``in_flight`` pieces, and about 1 KB for each piece. Durability: when it
+    returns.
     """
     wanted = whole_or_none("step", step, 0), whole_or_none("number", number, 1)
     workers = whole("in_flight", in_flight, 1)
@@ -111,15 +115,20 @@ def _chosen(remote: Remote, step: int | None, number: int | None) -> Manifest:
     if not there:
         raise NotFoundError(f"{remote.url}: nothing was pushed there")
     steps: list[int] = []
+    damaged: list[str] = []
     for found in reversed(there):
         if step is None:
             return history.read(remote, found.name)
-        summary = history.read_summary(remote, found.name)
+        summary = history.whole_or_none(history.read_summary, remote, found.name)
+        if summary is None:
+            damaged.append(found.name)
+            continue
         if summary.pruned is None and summary.step == step:
             return history.read(remote, found.name)
         if summary.pruned is None:
             steps.insert(0, summary.step)
-    raise NotFoundError(f"{remote.url} has no push of step {step}; it has steps {steps}")
+    also = f", and {', '.join(damaged)} damaged" if damaged else ""
+    raise NotFoundError(f"{remote.url} has no push of step {step}; it has steps {steps}{also}")
 
 
 @contextlib.contextmanager
@@ -146,21 +155,31 @@ def _of_step(remote: Remote, manifest: Manifest, step: int | None) -> Manifest:
 @contextlib.contextmanager
 def _folder_to_fill(folder: Path) -> Iterator[None]:
     """A folder with the mark that it is no store, which nobody else fills."""
-    if not (folder / _UNFINISHED).exists():
-        _core.check_place(folder)
-        if folder.is_dir() and any(_OF_A_STORE.fullmatch(name) for name in os.listdir(folder)):
-            raise MisuseError(f"{folder} holds a store already; pull to another place")
+    _expect_no_store(folder)
     with _file_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         _take(lock, folder)
+        # Another pull may have ended since.
+        _expect_no_store(folder)
         with _file_errors(folder):
             (folder / _UNFINISHED).touch()
             _sync(folder)
         yield
     finally:
         os.close(lock)
+
+
+def _expect_no_store(folder: Path) -> None:
+    """Whether a pull may fill it: it is empty, or one was cut off there."""
+    if (folder / _UNFINISHED).exists():
+        return
+    names = set(os.listdir(folder)) - {_LOCK} if folder.is_dir() else {""}
+    if any(_OF_A_STORE.fullmatch(name) for name in names):
+        raise MisuseError(f"{folder} holds a store already; pull to another place")
+    if names:
+        _core.check_place(folder)
 
 
 def _take(lock: int, folder: Path) -> None:
@@ -200,10 +219,43 @@ def _file_errors(path: Path) -> Iterator[None]:
         raise IoError(f"{path}: {error.strerror or error}") from error
 
 
+class _Target:
+    """A file that is being filled. It is open from its first piece to its last."""
+
+    def __init__(self, file: PushedFile, path: Path, *, was_there: bool) -> None:
+        self.file, self.path, self.was_there = file, path, was_there
+        self._left = len(file.pieces)
+        self._descriptor: int | None = None
+        self._lock = threading.Lock()
+
+    def descriptor(self) -> int:
+        """The open file."""
+        with self._lock:
+            if self._descriptor is None:
+                with _file_errors(self.path):
+                    self._descriptor = os.open(self.path, _OPEN)
+            return self._descriptor
+
+    def done(self) -> None:
+        """A piece is there. After the last one the file is synced."""
+        with self._lock:
+            self._left -= 1
+            if self._left or self._descriptor is None:
+                return
+            with _file_errors(self.path):
+                os.fsync(self._descriptor)
+        self.close()
+
+    def close(self) -> None:
+        """Closes it where it is open."""
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
 class _Job(NamedTuple):
-    file: PushedFile
-    descriptor: int
-    was_there: bool
+    target: _Target
     piece: Piece
 
 
@@ -226,26 +278,23 @@ class _Pull:
         files = self._manifest.files
         self._remove_others({file.name for file in files})
         self._expect_room()
-        descriptors: list[int] = []
         received = done = 0
         total = self._manifest.summary.bytes
+        targets = [self._made(file) for file in files]
+        # In the order of files, so that few are open at once.
+        jobs = (_Job(target, piece) for target in targets for piece in target.file.pieces)
         try:
-            jobs: list[_Job] = []
-            for file in files:
-                descriptor, was_there = self._made(file)
-                descriptors.append(descriptor)
-                jobs.extend(_Job(file, descriptor, was_there, piece) for piece in file.pieces)
-            for job, came in side_by_side(self._workers, jobs, self._bring, "embedrock-pull"):
-                received += came
-                done += job.piece.length
-                if self._progress is not None:
-                    self._progress(done, total)
-            for file, descriptor in zip(files, descriptors, strict=True):
-                with _file_errors(self._folder / file.name):
-                    os.fsync(descriptor)
+            work = side_by_side(self._workers, jobs, self._bring, self._remote, "embedrock-pull")
+            # Nobody writes any more when the files are closed.
+            with contextlib.closing(work):
+                for job, came in work:
+                    received += came
+                    done += job.piece.length
+                    if self._progress is not None:
+                        self._progress(done, total)
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            for target in targets:
+                target.close()
         with _file_errors(self._folder / _HEAD):
             (self._folder / _HEAD).write_bytes(bytes.fromhex(self._manifest.summary.head))
             _sync(self._folder / _HEAD)
@@ -274,41 +323,44 @@ class _Pull:
                 f"disk; make room, or pull to another disk"
             )
 
-    def _made(self, file: PushedFile) -> tuple[int, bool]:
-        """The file with its length and room, and whether it was there."""
+    def _made(self, file: PushedFile) -> _Target:
+        """The file with its length and room; one without pieces is durable then."""
         path = self._folder / file.name
         with _file_errors(path):
             was_there = path.exists()
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            descriptor = os.open(path, flags, 0o644)
+            descriptor = os.open(path, _OPEN | os.O_CREAT, 0o644)
             try:
                 os.ftruncate(descriptor, file.bytes)
                 for offset, size in file.room:
                     os.posix_fallocate(descriptor, offset, size)
-            except OSError:
+                if not file.pieces:
+                    os.fsync(descriptor)
+            finally:
                 os.close(descriptor)
-                raise
-            return descriptor, was_there
+        return _Target(file, path, was_there=was_there)
 
     def _bring(self, job: _Job) -> int:
         """Brings a piece to its place, unless it is there. Returns the bytes that came."""
-        descriptor, piece = job.descriptor, job.piece
-        path = self._folder / job.file.name
-        if job.was_there:
-            with _file_errors(path):
-                there = os.pread(descriptor, piece.length, piece.offset)
-            if digest_of(there) == piece.digest:
-                return 0
-        content = self._fetched(job)
-        with _file_errors(path):
-            written = 0
-            while written < piece.length:
-                written += os.pwrite(descriptor, content[written:], piece.offset + written)
-        return piece.length
+        target, piece = job
+        descriptor = target.descriptor()
+        came = 0
+        if not self._is_there(target, descriptor, piece):
+            content = self._fetched(job)
+            with _file_errors(target.path):
+                while came < piece.length:
+                    came += os.pwrite(descriptor, content[came:], piece.offset + came)
+        target.done()
+        return came
+
+    def _is_there(self, target: _Target, descriptor: int, piece: Piece) -> bool:
+        if not target.was_there:
+            return False
+        with _file_errors(target.path):
+            return digest_of(os.pread(descriptor, piece.length, piece.offset)) == piece.digest
 
     def _fetched(self, job: _Job) -> memoryview:
         piece = job.piece
-        where = f"{self._remote.url}: {job.file.name}, bytes {piece.offset} to " + str(
+        where = f"{self._remote.url}: {job.target.file.name}, bytes {piece.offset} to " + str(
             piece.offset + piece.length
         )
         for _ in range(_TRIES):

@@ -7,6 +7,7 @@ anywhere before leaves everything as it was.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -44,6 +45,7 @@ from embedrock.objects.manifest import (
     digest_of,
     files_line,
     manifest_name,
+    number_of,
     piece_name,
 )
 from embedrock.objects.parallel import side_by_side
@@ -53,6 +55,9 @@ from embedrock.store import Store
 __all__ = ["push"]
 
 PIECE_BYTES_MIN, PIECE_BYTES_MAX = 256 << 10, 4 << 20
+CLASS_FILES = "rows-"
+"""What names of files of rows begin with."""
+_CREATES, _CREATE_SECONDS = 5, 0.3
 _PIECES_OF_A_STORE = 1024
 """Where pieces have neither the least nor the most bytes, a store has about so many."""
 
@@ -86,43 +91,63 @@ def push(
 
     Returns a dict: ``number`` of the push, ``step``, ``sequence``, ``bytes`` of the commit,
     ``sent_bytes`` and ``sent_pieces``, and ``is_new``, which is False where the newest push has the
-    same already.
+    same commit already. A damaged manifest is left out, with a ``UserWarning`` that names it.
 
-    Errors: ``NotFoundError`` for a store, commit, bucket or folder that is not there;
-    ``MismatchError`` where the URL has pushes of another store; ``LockedError`` naming the push
-    that was made meanwhile; ``UnsupportedError`` where a table has storage ``"pmem"``;
-    ``CommitGoneError``, ``FullError``, ``IoError``.
+    Errors: ``NotFoundError`` for a store, commit, bucket or folder that is not there, and for a
+    reader whose commit its hold alone keeps; ``MismatchError`` where the URL has pushes of another
+    store; ``LockedError`` naming the push that was made meanwhile; ``UnsupportedError`` where a
+    table has storage ``"pmem"``, or a server overwrites what is to be created only where there is
+    none; ``CommitGoneError``, ``FullError``, ``IoError``.
 
-    Blocking: reads all that the commit needs. *Memory*: the index of the commit, and ``in_flight``
-    pieces. Durability: when it returns; a push that was cut off changes nothing that can be pulled,
-    and the next one uses what it has sent.
+    Blocking: reads all that the commit needs. An interrupt ends requests within a second.
+    *Memory*: the index of the commit, ``in_flight`` pieces, and about 1 KB for each piece of it.
+    Durability: when it returns; a push that was cut off changes nothing that can be pulled, and the
+    next one uses what it has sent.
     """
     number, pin = step_or_pin("step", step)
     workers = whole("in_flight", in_flight, 1)
     size = _piece_bytes(piece_bytes)
     function("progress", progress, "bytes done and in all")
-    path, number = _place(store, number, pin)
-    held = _core.CommitFiles(
-        path, number, pin, named_path_or_none("cold_directory", cold_directory)
-    )
+    cold = named_path_or_none("cold_directory", cold_directory)
+    held = _held(store, number, pin, cold)
     try:
         remote = Remote(url, options, make=True)
-        by = history.whose(path)
+        by = history.whose(_path_of(store))
         with history.announced(remote, by) as own:
             return _Push(held, remote, own, workers, size, progress).run()
     finally:
         held.close()
 
 
-def _place(
-    store: Store | str | os.PathLike[str], step: int | None, pin: str | None
-) -> tuple[Path, int | None]:
-    """Where a store is, and the step that is meant: of a reader, that of its own commit."""
-    if not isinstance(store, Store):
-        return named_path("store", store), step
-    if store.read_only and step is None and pin is None:
-        step = store.step
-    return Path(store.path), step
+def _held(
+    store: Store | str | os.PathLike[str], step: int | None, pin: str | None, cold: Path | None
+) -> _core.CommitFiles:
+    """The commit that is meant: of a reader, its own."""
+    path = _path_of(store)
+    own = None
+    if isinstance(store, Store) and store.read_only and step is None and pin is None:
+        own = store._core.last_commit()
+    if own is None:
+        return _core.CommitFiles(path, step, pin, cold)
+    # A step may have been committed again; a name has one commit.
+    pins = [one["name"] for one in store._core.pins() if one["sequence"] == own["sequence"]]
+    gone = (
+        f"{path}: the reader is at commit {own['sequence']} of step {own['step']}, which nothing "
+        f"but the reader keeps: pin a commit when it is made (commit(…, pin=)) to push it later, "
+        f"or push the last one (by the store's path)"
+    )
+    try:
+        held = _core.CommitFiles(path, None if pins else own["step"], *pins[:1] or [None], cold)
+    except NotFoundError as error:
+        raise NotFoundError(gone) from error
+    if held.commit()["sequence"] != own["sequence"]:
+        held.close()
+        raise NotFoundError(f"{gone}; the commit of that step is another one now")
+    return held
+
+
+def _path_of(store: Store | str | os.PathLike[str]) -> Path:
+    return Path(store.path) if isinstance(store, Store) else named_path("store", store)
 
 
 def _piece_bytes(value: int | None) -> int | None:
@@ -160,7 +185,7 @@ class _Push:
         self._workers, self._size, self._progress = workers, piece_bytes, progress
         self._commit: dict[str, Any] = held.commit()
         self._uuid = held.uuid()
-        self._began = time.monotonic()
+        self._began = _now()
         self._known: dict[str, str] = {}
         """The push that sent each piece that may be counted on, by digest."""
         self._known_lock = threading.Lock()
@@ -168,27 +193,31 @@ class _Push:
         self._unproven: set[str] = set()
         """Digests whose pieces a push has left that was cut off: in a folder they may be torn."""
         self._sent_bytes = self._sent_pieces = 0
+        self._number = 0
+        """The number of the last push."""
 
     def run(self) -> dict[str, Any]:
         """Sends what is lacking, then the manifest."""
-        newest = self._newest()
-        if newest is not None:
+        newest = self._find_newest()
+        # Beside one that is damaged a prune may take what older ones name.
+        if newest is not None and newest.summary.number == self._number:
             self._known = {piece.digest: piece.push for piece in newest.pieces()}
         self._find_left()
         size = self._size_of_pieces(newest)
-        files = self._files(size)
+        listed = self._held.list(size)
+        files = self._files(listed, size)
         head = self._held.head().hex()
         # All of it was read by now.
         self._held.expect()
         if newest is not None and self._is_same(newest, files):
             return self._told(newest.summary, is_new=False)
-        if time.monotonic() - self._began > history.PUSH_TIME.total_seconds():
+        if _now() - self._began > history.PUSH_TIME.total_seconds():
             raise IoError(
                 f"{self._remote.url}: the push took more than {history.PUSH_TIME}, so what it "
                 f"counted on may have been pruned; push again: what was sent is not sent again"
             )
         summary = Summary(
-            number=newest.summary.number + 1 if newest is not None else 1,
+            number=self._number + 1,
             store=self._uuid,
             push=self._own.name,
             by=self._own.by,
@@ -216,18 +245,34 @@ class _Push:
             "is_new": is_new,
         }
 
-    def _newest(self) -> Manifest | None:
+    def _find_newest(self) -> Manifest | None:
+        """The newest push that can be read, if there is one; those after it are damaged."""
         found = history.numbers(self._remote)
-        if not found:
-            return None
-        newest = history.read(self._remote, found[-1].name)
-        other = newest.summary.store
-        if other != self._uuid:
-            raise MismatchError(
-                f"{self._remote.url} has pushes of store {other} (the last one by "
-                f"{newest.summary.by}), and this is store {self._uuid}: name another URL for it"
+        is_ours = not found
+        for one in reversed(found):
+            read = history.whole_or_none(history.read_any, self._remote, one.name)
+            if read is None:
+                continue
+            summary = read.summary
+            if summary.store != self._uuid:
+                raise MismatchError(
+                    f"{self._remote.url} has pushes of store {summary.store} (the last one by "
+                    f"{summary.by}), and this is store {self._uuid}: name another URL for it"
+                )
+            is_ours = True
+            if summary.pruned is None:
+                # One that was killed may have made it and not its name durable.
+                self._remote.settle(one.name)
+                break
+        else:
+            read = None
+        if not is_ours:
+            raise CorruptError(
+                f"{self._remote.url}: all of its {len(found)} manifests are damaged, so nothing "
+                f"tells which store it is of; push to another URL"
             )
-        return newest
+        self._number = number_of(found[-1].name) or 0 if found else 0
+        return read
 
     def _find_left(self) -> None:
         """What pushes have sent that were cut off, or go on, counts while it is young."""
@@ -260,18 +305,19 @@ class _Push:
             size = 1 << (wanted - 1).bit_length()
         return min(max(size, PIECE_BYTES_MIN), PIECE_BYTES_MAX)
 
-    def _files(self, size: int) -> list[PushedFile]:
+    def _files(self, listed: list[Any], size: int) -> list[PushedFile]:
         """The files of the commit, once all their pieces are there."""
-        listed = self._held.list(size)
         jobs = list(_jobs(listed, size))
         total = sum(job.length for job in jobs)
         pieces: list[list[Piece]] = [[] for _ in listed]
         done = 0
         self._report(0, total)
-        for job, piece in side_by_side(self._workers, jobs, self._piece, "embedrock-push"):
-            pieces[job.file].append(piece)
-            done += job.length
-            self._report(done, total)
+        work = side_by_side(self._workers, jobs, self._piece, self._remote, "embedrock-push")
+        with contextlib.closing(work):
+            for job, piece in work:
+                pieces[job.file].append(piece)
+                done += job.length
+                self._report(done, total)
         return [
             PushedFile(name, length, room, sorted(of))
             for (name, _, length, _, room), of in zip(listed, pieces, strict=True)
@@ -308,7 +354,7 @@ class _Push:
         try:
             if digest_of(self._remote.get(name)) != digest:
                 return False
-            self._remote.sync(name)
+            self._remote.settle(name)
             return True
         except NotFoundError:
             return False
@@ -345,27 +391,45 @@ class _Push:
     def _is_same(self, newest: Manifest, files: list[PushedFile]) -> bool:
         """Whether the newest push has this very commit."""
 
+        # In blocks of rows what the commit does not need may have changed since.
         def seen(of: list[PushedFile]) -> list[Any]:
-            return [(f.name, f.bytes, [piece[:3] for piece in f.pieces]) for f in of]
+            told = [f for f in of if not f.name.startswith(CLASS_FILES)]
+            return [(f.name, f.bytes, [piece[:3] for piece in f.pieces]) for f in told]
 
-        is_of = newest.summary.sequence == self._commit["sequence"]
-        return is_of and seen(newest.files) == seen(files)
+        of = newest.summary
+        is_last = of.number == self._number and of.sequence == self._commit["sequence"]
+        return is_last and seen(newest.files) == seen(files)
 
     def _publish(self, manifest: Manifest) -> None:
         number = manifest.summary.number
         name = manifest_name(number)
-        try:
-            self._remote.create(name, manifest.encode())
-        except TakenError as error:
-            other = history.read_summary(self._remote, name)
-            # An answer was lost, and the request repeated.
-            if other.push == manifest.summary.push:
+        for left in reversed(range(_CREATES)):
+            try:
+                self._remote.create(name, manifest.encode())
                 return
-            raise LockedError(
-                f"{self._remote.url}: push {number}, of step {other.step}, was made meanwhile by "
-                f"{other.by}; that one counts, and this one of step {manifest.summary.step} does "
-                f"not: push again, what was sent is not sent again"
-            ) from error
+            except TakenError as error:
+                try:
+                    other = history.read_summary(self._remote, name)
+                except NotFoundError:
+                    # A storage may refuse one for another that then fails.
+                    if not left:
+                        raise
+                    time.sleep(_CREATE_SECONDS)
+                    continue
+                # An answer was lost, and the request repeated.
+                if other.push == manifest.summary.push:
+                    return
+                raise LockedError(
+                    f"{self._remote.url}: push {number}, of step {other.step}, was made meanwhile "
+                    f"by {other.by}; that one counts, and this one of step "
+                    f"{manifest.summary.step} does not: push again, what was sent is not sent "
+                    f"again"
+                ) from error
+
+
+def _now() -> float:
+    """Seconds, also of those that the machine sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _jobs(listed: list[Any], size: int) -> Iterator[_Job]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from embedrock._arguments import shown
 from embedrock._optional import missing
@@ -21,6 +23,7 @@ from embedrock.errors import (
     NotFoundError,
     UnsupportedError,
 )
+from embedrock.objects.folder import Folder, folder_of
 
 __all__ = ["Found", "Remote", "TakenError"]
 
@@ -57,6 +60,8 @@ _NO_BUCKET = ("nosuchbucket", "containernotfound", "bucket does not exist", "not
 _WRONG_KEY = ("usernotfound", "invalidaccesskeyid", "signaturedoesnotmatch")
 _FULL = ("no space left", "os error 28", "quota", "storage full", "storagefull", "507 ")
 _PER_DELETE = 1000
+_LOOK_SECONDS = 0.2
+"""How soon a request that is waited for sees that all is to end."""
 
 
 class TakenError(EmbedrockError):
@@ -88,9 +93,8 @@ class Remote:
             ) from error
         self._obstore: Any = obstore
         self._exceptions: Any = exceptions
-        self._folder: Path | None = None
-        self._unsynced: set[Path] = set()
-        """Folders with names that may not be on the disk yet."""
+        self._folder: Folder | None = None
+        self._stopped = threading.Event()
         if options is not None and not isinstance(options, Mapping):
             raise MisuseError(f"options is {shown(options)}, expected a dict of settings by name")
         if isinstance(url, (str, os.PathLike)):
@@ -105,7 +109,7 @@ class Remote:
                 f"url is {shown(url)}, expected one such as s3://bucket/path, or a store of obstore"
             )
         if isinstance(self._store, store.LocalStore) and self._store.prefix is not None:
-            self._folder = Path(self._store.prefix)
+            self._folder = self._folder or Folder(Path(self._store.prefix))
 
     def _opened(self, store: Any, options: Mapping[str, Any], make: bool) -> Any:
         scheme = self.url.partition("://")[0]
@@ -123,7 +127,11 @@ class Remote:
             if scheme == "file":
                 if config or apart:
                     raise MisuseError(f"{self.url} takes no options, got {', '.join(options)}")
-                return store.from_url(self.url, mkdir=make)
+                place = folder_of(self.url)
+                self._folder = Folder(place)
+                if make:
+                    self._folder.make()
+                return store.LocalStore(place)
             if scheme == "memory":
                 raise MisuseError("memory:// is new each time: give a store of obstore")
             if scheme in ("http", "https") and not config and not apart:
@@ -152,41 +160,41 @@ class Remote:
         return self._folder is not None
 
     def put(self, name: str, content: bytes | memoryview) -> None:
-        """Writes an object. It is durable with the next :meth:`create`.
+        """Writes an object. Its name is durable with the next :meth:`create` or :meth:`replace`.
 
         Errors: as all requests, ``FullError``.
         """
+        self._call("put", name, lambda: self._put(name, content, "overwrite"))
 
-        def request() -> None:
-            self._put(name, content, "overwrite")
-            self.sync(name)
-
-        self._call("put", name, request)
+    def replace(self, name: str, content: bytes) -> None:
+        """As :meth:`put`, durable on return, as all before it."""
+        self.put(name, content)
+        self.sync()
 
     def create(self, name: str, content: bytes) -> None:
-        """As :meth:`put`, where there is none of this name; durable, as all before it.
-
-        Errors: ``TakenError``.
-        """
-
-        def request() -> None:
-            self._sync_folders()
-            self._put(name, content, "create")
-            self.sync(name)
-            self._sync_folders()
-
-        self._call("create", name, request)
+        """As :meth:`replace`, where there is none of this name. Errors: ``TakenError``."""
+        self.sync()
+        self._call("create", name, lambda: self._put(name, content, "create"))
+        self.sync()
 
     def _put(self, name: str, content: bytes | memoryview, mode: str) -> None:
-        self._obstore.put(self._store, name, content, mode=mode, use_multipart=False)
+        if self._folder is not None:
+            self._folder.put(name, content, is_new=mode == "create")
+        else:
+            self._obstore.put(self._store, name, content, mode=mode, use_multipart=False)
 
     def get(self, name: str, most: int | None = None) -> Any:
         """The bytes of an object, the first ``most`` of them. Errors: ``NotFoundError``."""
         if most is None:
             return self._call("get", name, lambda: self._obstore.get(self._store, name).bytes())
-        return self._call(
-            "get", name, lambda: self._obstore.get_range(self._store, name, start=0, end=most)
-        )
+
+        def request() -> Any:
+            # A range of an object without bytes is refused.
+            if self._obstore.head(self._store, name)["size"] == 0:
+                return b""
+            return self._obstore.get_range(self._store, name, start=0, end=most)
+
+        return self._call("get", name, request)
 
     def modified(self, name: str) -> datetime:
         """When an object was written, by the storage's clock."""
@@ -223,26 +231,34 @@ class Remote:
     def _delete(self, names: list[str]) -> None:
         self._obstore.delete(self._store, names)
 
-    def sync(self, name: str) -> None:
-        """Makes an object in a folder durable, but for its name. Object storage does by itself."""
-        if self._folder is None:
-            return
-        path = self._folder / name
-        _sync(path)
-        # A set of many threads; adding to it is one step.
-        self._unsynced.update(p for p in path.parents if p.is_relative_to(self._folder))
+    def sync(self) -> None:
+        """Makes what was written to a folder durable. Object storage does by itself."""
+        if (folder := self._folder) is not None:
+            self._call("sync", "", folder.sync)
 
-    def _sync_folders(self) -> None:
-        folders, self._unsynced = self._unsynced, set()
-        for folder in folders:
-            _sync(folder)
+    def settle(self, name: str) -> None:
+        """As :meth:`sync`, of an object that somebody else has written."""
+        if (folder := self._folder) is not None:
+            self._call("sync", name, lambda: folder.settle(name))
+
+    def remove_staged(self, before: datetime) -> None:
+        """Removes from a folder what was cut off before it had its name, and before a time."""
+        if (folder := self._folder) is None:
+            return
+
+        def request() -> None:
+            for name, found in folder.staged():
+                if datetime.fromtimestamp(found.st_mtime, timezone.utc) <= before:
+                    folder.remove(name)
+
+        self._call("delete", "", request)
 
     def _call(self, kind: str, name: str, request: Callable[[], T]) -> T:
         """Every request passes here. Errors: of ours, naming the object and the way out."""
         what = f"{self.url}: {kind} {name}"
         try:
-            return request()
-        except self._exceptions.AlreadyExistsError as error:
+            return request() if self._folder is not None else self._answer(what, request)
+        except (self._exceptions.AlreadyExistsError, FileExistsError) as error:
             raise TakenError(f"{what}: there is one already") from error
         except FileNotFoundError as error:
             # Some servers do not find who asks.
@@ -274,6 +290,35 @@ class Remote:
                 ) from error
             raise IoError(f"{what}: {_first_line(error)}") from error
 
+    def _answer(self, what: str, request: Callable[[], T]) -> T:
+        """Waits for a request in a way that an interrupt ends: ``obstore`` itself hears none.
+
+        A thread that nobody waits for any more touches nothing but its own answer.
+        """
+        answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put((request(), None))
+            except BaseException as error:
+                answers.put((None, error))
+
+        threading.Thread(target=ask, name="embedrock-request", daemon=True).start()
+        while True:
+            try:
+                answer, error = answers.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                if self._stopped.is_set():
+                    raise IoError(f"{what}: interrupted") from None
+                continue
+            if error is not None:
+                raise error
+            return cast("T", answer)
+
+    def stop(self) -> None:
+        """Requests that have no answer end with ``IoError`` soon, and so do all that follow."""
+        self._stopped.set()
+
     def _missing(self, error: BaseException) -> str:
         if any(word in str(error).lower() for word in _NO_BUCKET):
             return f"the bucket is not there; make it first ({_first_line(error)})"
@@ -292,14 +337,6 @@ _CREDENTIALS = (
     "(AWS_ACCESS_KEY_ID, …)"
 )
 _NO_CREDENTIALS = ("169.254.169.254", "metadata.google", "imds", "credential")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _first_line(error: BaseException) -> str:
