@@ -180,7 +180,7 @@ def binding_of(state: Mapping[str, bytes], place: object) -> Binding:
     if content is None:
         raise MismatchError(
             f"{place} is no store of ranks: its commit does not say which buckets it has; open it "
-            f"with embedrock.open, or let embedrock reshard divide it"
+            f"with embedrock.open, and begin a run of ranks in another folder"
         )
     try:
         facts: dict[str, Any] = json.loads(content)

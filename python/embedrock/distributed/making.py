@@ -81,8 +81,8 @@ def _check_rows(shard: Shard, table: Table) -> None:
         raise MismatchError(
             f"table {table.name!r} of {shard.store.path} has rows of other ranks' buckets, as of "
             f"key {strange[0]}: it is the store of another rank, or was made by another number of "
-            f"ranks; embedrock.distributed.open gives each rank its store back, and embedrock "
-            f"reshard makes stores for another number"
+            f"ranks; give as many ranks their own stores back. embedrock.distributed.open does so "
+            f"by itself, and embedrock reshard divides what it has made for another number"
         )
     shard._looked_at.add(table.name)
 
