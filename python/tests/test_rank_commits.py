@@ -134,9 +134,12 @@ def a_new_run(rank: int, path: Path) -> None:
         assert shard.state() == {"own": bytes([rank])}
         step_of(shard, 2)
         shard.commit(2)
+        bound = binding.binding_of(shard.store.state(), shard.path)
     manifest = json.loads((path / "manifest-000000000002.json").read_text())
     assert (manifest["run"], manifest["step"], manifest["world"]) == ("mine", 2, 2)
     assert manifest["buckets"] == ["0-511", "512-1023"]
+    assert (manifest["token"], manifest["tables"]) == (bound.token, bound.tables)
+    assert len(bound.tables) == 3
 
 
 def what_commits_refuse(rank: int, path: Path) -> None:

@@ -166,8 +166,9 @@ class RankCommits:
                     f"go back to the last commit that all have, or end all ranks and start again"
                 )
                 raise
-            self._binding, left_out = bound, self._note_in_manifests(number, runs)
-            left_out = next(filter(None, tell(exchange, _VERB, left_out)), None)
+            self._binding = bound
+            unwritten = tell(exchange, _VERB, self._note_in_manifests(bound, number, runs))
+            left_out = next(filter(None, unwritten), None)
         if left_out is not None:
             warn(
                 f"the commit of step {number} is made on all ranks, and its manifest is not, which "
@@ -242,14 +243,14 @@ class RankCommits:
             said = ", ".join(f"{other} on rank {rank}" for rank, other in enumerate(steps))
             raise MisuseError(f"step is {said}; all ranks give the same step")
 
-    def _note_in_manifests(self, step: int, buckets: Sequence[str]) -> str | None:
+    def _note_in_manifests(self, bound: Binding, step: int, buckets: Sequence[str]) -> str | None:
         """Writes that of the last commit beside the store of rank 0, and removes beside each those
         of commits that are gone. Returns what kept it from that: the commit is made all the same.
         """
         folder = self.path.parent
         try:
             if self.exchange.rank == 0:
-                write_manifest(folder, self._bound(), step, buckets)
+                write_manifest(folder, bound, step, buckets)
             remove_manifests(folder, {commit.step for commit in self.store.commits()})
         except Exception as error:
             return f"rank {self.exchange.rank}: {error}"
