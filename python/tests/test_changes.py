@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,8 +54,9 @@ def write(store: embedrock.Store, seed: int) -> None:
         store.table("keys").delete(named[5:9])
 
 
-def opened(path: Path, **more: object) -> embedrock.Store:
-    return embedrock.open(path, "16MiB", create=False, check_disk=False, **more)  # type: ignore[arg-type]
+def opened(path: Path, **more: Any) -> embedrock.Store:
+    settings: dict[str, Any] = {"create": False, "check_disk": False, **more}
+    return embedrock.open(path, "16MiB", **settings)
 
 
 def rows_of(table: embedrock.Table) -> Rows:

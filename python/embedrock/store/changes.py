@@ -131,8 +131,9 @@ class Changing(Pins):
         all were read. Those of ``open``.
 
         Blocking: reads the journal behind the earlier commit, and pages as batches are asked for:
-        those of a log that were written since, and no others. Changes since a pinned commit that
-        the journal does not reach read pages with rows of that commit, too; of an lsm all.
+        those of a log that were written since, and no others; of an lsm also the partitions that
+        merges have written since. Changes since a pinned commit that the journal does not reach
+        read pages with rows of that commit, too; of an lsm all.
 
         Memory: a bit for each row of the files of rows, and 24 MiB for deleted keys, in as many
         passes as it takes. A store that is open to write opens its last commit to read: until all

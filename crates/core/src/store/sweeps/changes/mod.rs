@@ -109,12 +109,12 @@ impl Store {
     /// The changes from a commit to the one that is open; of a store that is open to write, to its
     /// last one. Of these tables, or of all. A table that came since has all its rows.
     ///
-    /// Each row that a verb wrote is given once, as it is in the later commit, and each key that was
-    /// deleted since and has no row then. Rows that upkeep moved may be given, too.
+    /// Each row that a verb wrote is given once, as it is in the later commit, and each key that
+    /// was deleted since and has no row then. Rows that upkeep moved may be given, too.
     ///
     /// *Errors*: `NotFound` where neither the journal nor a pin leads back to the commit, with the
-    /// steps from which there is a way; `Unsupported` where a table has storage `pmem`; `Budget`; as
-    /// `open`. *Blocking*: reads the journal behind the earlier commit. *Memory*: a bit for each
+    /// steps from which there is a way; `Unsupported` where a table has storage `pmem`; `Budget`;
+    /// as `open`. *Blocking*: reads the journal behind the earlier commit. *Memory*: a bit for each
     /// slot of the files of rows. A store that is open to write opens its last commit to read: a
     /// second index beside the budget, as long as the changes are read. Changes since a pinned
     /// commit that the journal does not reach take another one.
