@@ -19,8 +19,7 @@ for _ in range(60 + 5 * rank):
     ads = torch.randint(0, 1_000_000, (64, 8), generator=random) ** 3 // 10**12
     loader.append({"ads": ads, "label": (ads % 2 == 0).float().mean(dim=1)})
 
-with embedrock.open(f"rank-{rank}.store", memory="64MiB") as store:
-    shard = embedrock.distributed.Shard(store)
+with embedrock.distributed.open("ads.ranks", memory="64MiB") as shard:
     torch.manual_seed(1)
     model = torch.nn.Sequential(
         embedrock.nn.EmbeddingBag(
@@ -44,4 +43,4 @@ with embedrock.open(f"rank-{rank}.store", memory="64MiB") as store:
         f"rank {rank} of {world}: {len(losses)} steps, loss {losses[0]:.2f} to {losses[-1]:.3f}, "
         f"{batches.left_out} batches left out, {len(model[0].table.local)} of {rows} rows here"
     )
-    store.commit(step=len(losses))
+    shard.commit(step=(shard.step or 0) + len(losses))

@@ -97,6 +97,8 @@ class Chain:
     def _note(self, life: int, ranks: Sequence[Rank]) -> None:
         begun = {line[1] for rank in ranks for line in rank.lines if line[0] == "resumed"}
         assert len(begun) <= 1, f"life {life}: ranks resumed at steps {begun}"
+        said = max((step for _, step in self.saved), default=0)
+        assert min(begun, default=said) >= said, f"life {life}: {begun}, and {said} was saved"
         self.resumed.extend(begun)
         for place, rank in enumerate(ranks):
             for word, step, digest in rank.lines:

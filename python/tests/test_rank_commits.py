@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 import embedrock  # noqa: E402
 from embedrock.cli import main  # noqa: E402
 from embedrock.distributed import binding, reshard  # noqa: E402
+from embedrock.distributed import commits as distributed_commits  # noqa: E402
 from embedrock.distributed import open as open_ranks  # noqa: E402
 from embedrock.distributed.binding import Run, runs_of, wrong_with  # noqa: E402
 from embedrock.errors import (  # noqa: E402
@@ -104,13 +105,22 @@ def lives_of_two(rank: int, world: int, folder: Path) -> None:
     trap_12_a_store_of_another_run(rank, folder)
     stores_that_do_not_fit(rank, folder)
     a_disk_that_is_full(rank, folder / "full")
+    a_step_that_one_rank_made(rank, folder / "half-made")
     a_stale_commit(rank, folder / "stale")
+    a_copy_of_another_history(rank, folder / "parted")
+    a_manifest_that_has_no_room(rank, folder / "no-manifest")
+    stores_without_their_binding(rank, folder / "plain-shards")
+    a_commit_of_one_store(rank, folder / "own")
     a_save_with_a_loader(rank, folder / "loader")
     with opened(folder / "divide") as shard:
         for step in range(1, 4):
             step_of(shard, step)
         shard.commit(3, {"note": 1}, {"dense": b"weights", "random": bytes([rank])})
     del world
+
+
+def steps_of_manifests(path: Path) -> list[int]:
+    return [int(file.stem.split("-")[1]) for file in sorted(path.glob("manifest-*.json"))]
 
 
 def a_new_run(rank: int, path: Path) -> None:
@@ -124,9 +134,12 @@ def a_new_run(rank: int, path: Path) -> None:
         assert shard.state() == {"own": bytes([rank])}
         step_of(shard, 2)
         shard.commit(2)
+        bound = binding.binding_of(shard.store.state(), shard.path)
     manifest = json.loads((path / "manifest-000000000002.json").read_text())
     assert (manifest["run"], manifest["step"], manifest["world"]) == ("mine", 2, 2)
     assert manifest["buckets"] == ["0-511", "512-1023"]
+    assert (manifest["token"], manifest["tables"]) == (bound.token, bound.tables)
+    assert len(bound.tables) == 3
 
 
 def what_commits_refuse(rank: int, path: Path) -> None:
@@ -147,12 +160,22 @@ def what_commits_refuse(rank: int, path: Path) -> None:
             shard.go_back(1)
         assert shard.go_back(2).step == 2
         assert [commit.step for commit in shard.commits()] == [2, 2]
+        assert steps_of_manifests(path) == [2]
         step_of(shard, 3)
         shard.commit(3)
     with refused(MisuseError, "keep is 1"):
         opened(path, keep=1)
     with refused(MismatchError, "run is 'other'", "'mine'"):
         opened(path, run="other")
+    with refused(MismatchError, "step= is 2 on rank 0", "None on rank 1"):
+        opened(path, step=2 if rank == 0 else None)
+    with refused(MismatchError, "run= is None on rank 0", "'mine' on rank 1"):
+        opened(path, run="mine" if rank else None)
+    with refused(MismatchError, "create= is True on rank 0", "False on rank 1"):
+        opened(path.parent / "nowhere", create=rank == 0)
+    assert not (path.parent / "nowhere").exists()
+    with opened(path) as shard:
+        assert [commit.step for commit in shard.commits()] == [2, 3], "nothing was dropped"
 
 
 def trap_11_ranks_get_other_numbers(rank: int, path: Path) -> None:
@@ -162,6 +185,8 @@ def trap_11_ranks_get_other_numbers(rank: int, path: Path) -> None:
         for place, run in enumerate(runs_of(2)):
             disk = path.parent / f"disk-of-{place}"
             disk.mkdir()
+            for manifest in path.glob("manifest-*.json") if place == 0 else ():
+                shutil.copy(manifest, disk)
             shutil.copytree(path / run.folder, disk / run.folder)
     torch.distributed.barrier()
     with opened(alone) as shard:
@@ -169,6 +194,9 @@ def trap_11_ranks_get_other_numbers(rank: int, path: Path) -> None:
         assert shard.owners[0] == 1 and shard.owners[1023] == 0
         step_of(shard, 4)
         shard.commit(4)
+    # Those of commits that are gone do not stay beside the store that was rank 0's.
+    torch.distributed.barrier()
+    assert steps_of_manifests(alone) == ([3] if rank == 1 else [4])
     other: list[Any] = [None, None]
     with opened(path) as shard:
         step_of(shard, 4)
@@ -230,6 +258,113 @@ def stores_that_do_not_fit(rank: int, folder: Path) -> None:
         opened(folder / "cut")
     with refused(MismatchError, "seed"):
         opened(folder / "seeds", seed=rank)
+
+
+def a_copy_of_another_history(rank: int, path: Path) -> None:
+    """A store that was copied before the run went back has commits of the same steps as now."""
+    with opened(path) as shard:
+        for step in (1, 2, 3):
+            step_of(shard, step)
+            shard.commit(step)
+        place = shard.path
+    if rank == 1:
+        shutil.copytree(place, path / "copy")
+    with opened(path, step=2) as shard:
+        step_of(shard, 30)
+        shard.commit(3)
+    if rank == 1:
+        shutil.rmtree(place)
+        (path / "copy").rename(place)
+    torch.distributed.barrier()
+    with refused(MismatchError, "step 3", "two commits", "rank 1", "step="):
+        opened(path)
+    torch.distributed.barrier()
+    if rank == 0:
+        with refused(MismatchError, "step 3", "two commits", "step="):
+            reshard(path, path.parent / "parted-3", 3, memory=MEMORY)
+    torch.distributed.barrier()
+    with opened(path, step=2) as shard:
+        assert shard.step == 2
+
+
+def a_manifest_that_has_no_room(rank: int, path: Path) -> None:
+    """The commit is made all the same, and the next one goes on from it."""
+    written = distributed_commits.write_manifest
+
+    def full(*_: Any) -> None:
+        raise FullError("no room for the manifest")
+
+    with opened(path) as shard:
+        step_of(shard, 1)
+        shard.commit(1)
+        step_of(shard, 2)
+        distributed_commits.write_manifest = full
+        with pytest.warns(UserWarning, match="step 2 is made.*rank 0: no room for the manifest"):
+            assert shard.commit(2).step == 2
+        distributed_commits.write_manifest = written
+    with opened(path, step=1) as shard:
+        assert shard.step == 1 and steps_of_manifests(path) == [1]
+        step_of(shard, 2)
+        shard.commit(2)
+        assert steps_of_manifests(path) == [1, 2]
+    with opened(path, step=1):
+        assert steps_of_manifests(path) == [1]
+    del rank
+
+
+def stores_without_their_binding(rank: int, path: Path) -> None:
+    """What `Shard` alone cannot know is refused by what the stores hold."""
+    path.mkdir(exist_ok=True)
+    with opened(path / "bound") as shard:
+        step_of(shard, 1)
+        shard.commit(1)
+        place = shard.path
+    with (
+        embedrock.open(place, MEMORY) as store,
+        refused(MisuseError, "bound to buckets", "embedrock.distributed.open"),
+    ):
+        embedrock.distributed.Shard(store)
+    mine = path / f"rank-{rank}.store"
+    with embedrock.open(mine, MEMORY) as store:
+        step_of(embedrock.distributed.Shard(store), 1)
+        store.commit(1)
+    torch.distributed.barrier()
+    with embedrock.open(path / f"rank-{1 - rank}.store", MEMORY) as store:
+        shard = embedrock.distributed.Shard(store)
+        for name in ("dense", "grow", "half"):
+            with refused(MismatchError, "other ranks' buckets", "embedrock.distributed.open"):
+                shard.table(name)
+    torch.distributed.barrier()
+    with embedrock.open(mine, MEMORY) as store:
+        tables_of(embedrock.distributed.Shard(store))
+
+
+def of_three_ranks(rank: int, world: int, folder: Path) -> None:
+    """Stores that two ranks have made, without a binding, given to three."""
+    with embedrock.open(folder / "plain-shards" / f"rank-{rank}.store", MEMORY) as store:
+        shard = embedrock.distributed.Shard(store)
+        for name in ("dense", "grow", "half"):
+            with refused(MismatchError, "another number of ranks", "embedrock reshard"):
+                shard.table(name, 4, IDS if name != "grow" else None)
+    del world
+
+
+def a_commit_of_one_store(rank: int, path: Path) -> None:
+    """A commit that one rank's store alone would have is refused, and left behind where it is."""
+    with opened(path) as shard:
+        step_of(shard, 1)
+        shard.commit(1)
+        with refused(MisuseError, "of one rank", "of the shard"):
+            shard.store.commit(2)
+        place = shard.path
+    with embedrock.open(place, MEMORY) as store:
+        store.commit(2)
+    with refused(MismatchError, "which buckets it has", "with step=, of 1"):
+        opened(path)
+    with opened(path, step=1) as shard:
+        assert shard.step == 1
+    with opened(path) as shard:
+        assert shard.step == 1
 
 
 class Loader:
@@ -325,6 +460,37 @@ def a_disk_that_is_full(rank: int, path: Path) -> None:
         shard.commit(2)
 
 
+def a_step_that_one_rank_made(rank: int, path: Path) -> None:
+    """Rank 1 has no room for an update or a put that rank 0 makes: neither is ever committed."""
+    with opened(path) as shard:
+        step_of(shard, 1)
+        shard.commit(1)
+        table = tables_of(shard)["dense"]
+        keys = np.arange(0, IDS, 7)
+
+        def full(*_: Any, **__: Any) -> None:
+            raise FullError("no room for rows")
+
+        def put() -> None:
+            table.put(keys, np.ones((len(keys), 4), np.float32))
+
+        for change, owner, verb in (
+            (lambda: step_of(shard, 2), shard.store, "_update"),
+            (put, embedrock.Table, "put"),
+        ):
+            made = getattr(owner, verb)
+            if rank == 1:
+                setattr(owner, verb, full)
+            with refused(FullError, "rank 1", "no room for rows", "go back"):
+                change()
+            setattr(owner, verb, made)
+            with refused(embedrock.errors.PoisonedError, "by some ranks", "go back"):
+                shard.commit(2)
+            assert shard.go_back(1).step == 1
+        step_of(shard, 2)
+        shard.commit(2)
+
+
 def a_stale_commit(rank: int, path: Path) -> None:
     """A commit that one rank alone has is dropped before another of its step is made."""
     with opened(path) as shard:
@@ -332,7 +498,7 @@ def a_stale_commit(rank: int, path: Path) -> None:
         shard.commit(1)
         step_of(shard, 2)
         if rank == 0:  # as if rank 1 had died before its own
-            bound = shard._binding.now(shard.store)
+            bound = shard._binding.now(shard.store, "mine")
             shard.store.commit(2, None, {binding.NAME: bound.encoded(2)})
         shard.store.go_back(1) if rank == 1 else None
     with opened(path) as shard:
@@ -423,6 +589,7 @@ def test_a_run_is_resumed_by_another_number_of_ranks(folder: Path) -> None:
 
 def test_other_numbers_of_ranks_are_told_of_reshard(folder: Path) -> None:
     run(3, refuse_other_numbers, folder)
+    run(3, of_three_ranks, folder)
 
 
 def test_what_is_no_whole_run_is_not_divided(folder: Path, tmp_path: Path) -> None:

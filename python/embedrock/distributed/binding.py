@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -33,8 +34,10 @@ __all__ = [
     "Run",
     "binding_of",
     "folders_of",
+    "new_folder",
     "owners_of",
     "runs_of",
+    "sync_folder",
     "table_digests",
     "wrong_with",
 ]
@@ -114,6 +117,23 @@ def folders_of(path: Path) -> dict[Run, Path]:
     return dict(sorted(found.items()))
 
 
+def new_folder(path: Path) -> None:
+    """Makes a folder for stores, durably, if there is none."""
+    if path.is_dir():
+        return
+    path.mkdir(exist_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Waits until the disk has what names a folder has."""
+    file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
 @dataclass(frozen=True)
 class Binding:
     """What a commit of a rank says beside its rows."""
@@ -131,6 +151,9 @@ class Binding:
     what it has of each process is not that of the ranks that there are now."""
     initial: bool = False
     """Whether it is the commit that a store is made with, before there is anything to commit."""
+    token: str = ""
+    """By chance, and the same in all stores of one commit: a run that went back and trained on has
+    other commits of the same steps. That of no commit of training is empty."""
 
     def encoded(self, step: int) -> bytes:
         """As a commit of a step has it."""
@@ -141,9 +164,10 @@ class Binding:
             del facts["initial"]
         return json.dumps(facts, separators=(",", ":")).encode()
 
-    def now(self, store: Store) -> Binding:
-        """That of the next commit of a store."""
-        return replace(self, tables=table_digests(store), from_world=None, initial=False)
+    def now(self, store: Store, token: str) -> Binding:
+        """That of the next commit of a store, of which all ranks have the same token."""
+        tables = table_digests(store)
+        return replace(self, tables=tables, from_world=None, initial=False, token=token)
 
 
 def binding_of(state: Mapping[str, bytes], place: object) -> Binding:
@@ -156,7 +180,7 @@ def binding_of(state: Mapping[str, bytes], place: object) -> Binding:
     if content is None:
         raise MismatchError(
             f"{place} is no store of ranks: its commit does not say which buckets it has; open it "
-            f"with embedrock.open, or let embedrock reshard divide it"
+            f"with embedrock.open, and begin a run of ranks in another folder"
         )
     try:
         facts: dict[str, Any] = json.loads(content)
@@ -170,7 +194,8 @@ def binding_of(state: Mapping[str, bytes], place: object) -> Binding:
             raise ValueError(f"buckets {buckets}")
         tables = {str(name): str(digest) for name, digest in facts["tables"].items()}
         world, initial = facts.get("from_world"), facts.get("initial", False)
-        return Binding(str(facts["run"]), int(facts["world"]), buckets, tables, world, initial)
+        run, token = str(facts["run"]), str(facts["token"])
+        return Binding(run, int(facts["world"]), buckets, tables, world, initial, token)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptError(
             f"{place}: what its commit says of its ranks makes no sense ({error})"

@@ -3,7 +3,7 @@
 What always holds: the store of each rank is asked once for a verb, whether it got keys or not, and
 what can be known beforehand is refused on all ranks before one of them changes a row. What a rank's
 store refuses all the same (no room on its disk) is told to all of them when the others have made
-the step.
+the step: no rank commits then until all have gone back.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Changes"]
 
 _APART = (
-    "; other ranks have made this step: go back to the last common commit on all of them before "
+    "; other ranks have made this change: go back to the last common commit on all of them before "
     "training goes on"
 )
 
@@ -150,8 +150,21 @@ class Changes:
             self._shard.store._update(local, non_finite, within, lambda _place: None)
         except Exception as error:
             failed = error
-        end = verb._replace(name=f"end of {verb.name}")
-        self._shard.exchange.meet(end, failed=failed, beside=_APART)
+        self._end(verb, failed)
+
+    def _end(self, verb: Verb, failed: BaseException | None) -> None:
+        """Waits until all ranks have changed their rows. Where one has not, none may commit."""
+        try:
+            self._shard.exchange.meet(
+                verb._replace(name=f"end of {verb.name}"), failed=failed, beside=_APART
+            )
+        except BaseException as error:
+            if self._shard.world > 1:
+                self._shard._failed = (
+                    f"{verb} may be made by some ranks and not by others ({error}); go back to the "
+                    f"last commit that all have, or end all ranks and start again"
+                )
+            raise
 
     def put(self, table: ShardTable, keys: Keys, rows: Floats, non_finite: NonFinite) -> None:
         """Writes rows ``(N, embedding_dim)`` on the ranks that have their keys."""
@@ -180,7 +193,7 @@ class Changes:
                 table.local.put(own, values, non_finite=non_finite)
             except Exception as error:
                 failed = error
-            self._shard.exchange.meet(verb._replace(name="end of put"), failed=failed)
+            self._end(verb, failed)
         if self._shard._listeners.all:
             self._shard._listeners.changed([(table.name, keys.flat)])
 

@@ -6,6 +6,7 @@ keeps one is common to all, wherever ranks die. The manifest is for readers; no 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from embedrock._arguments import flag, whole
+from embedrock._warnings import warn
 from embedrock.commits import Commit, encode_meta
 from embedrock.distributed.binding import NAME, Binding, Run, binding_of, owners_of
 from embedrock.distributed.exchange import Exchange, Verb
-from embedrock.distributed.manifest import write_manifest
+from embedrock.distributed.manifest import remove_manifests, write_manifest
 from embedrock.distributed.together import tell
 from embedrock.errors import MisuseError, NotFoundError, PoisonedError, UnsupportedError
 from embedrock.store import Store
@@ -53,13 +55,33 @@ class RankCommits:
 
     store: Store
     exchange: Exchange
+    _looked_at: set[str]
+    """Tables whose rows were found to be of this rank's buckets."""
     _binding: Binding | None
     _failed: str | None = None
-    """What is said of a commit that some ranks have and others do not."""
+    """What is said of a commit or a change of rows that some ranks have made and others have not.
+    None of them commits before it is back at a commit that all have."""
 
     def _bind(self, bound: object) -> None:
-        """Notes what binds its store, if ``embedrock.distributed.open`` has."""
-        self._binding = bound.binding if isinstance(bound, Bound) else None
+        """Notes what binds its store, if ``embedrock.distributed.open`` has. Collective.
+
+        Errors: ``MisuseError`` on all ranks for a store that was bound and is not opened so.
+        """
+        self._binding, failed = None, None
+        self._looked_at = set()
+        if isinstance(bound, Bound):
+            self._binding, self.store._of_ranks = bound.binding, NAME
+        else:
+            try:
+                if NAME in self.store.state():
+                    raise MisuseError(
+                        f"the store {self.path} is one of ranks, bound to buckets: open all of "
+                        f"them with embedrock.distributed.open, whatever the numbers of the ranks"
+                    )
+            except Exception as error:
+                failed = error
+        with self.exchange as exchange:
+            exchange.meet(Verb("Shard"), failed=failed)
 
     @property
     def path(self) -> Path:
@@ -107,10 +129,13 @@ class RankCommits:
 
         Errors: the same on all ranks: ``MisuseError`` for a step that is not larger or differs;
         ``UnsupportedError`` for ``wait=False``; where a rank's commit failed, a ``RankError`` with
-        its message, also of the rank's own kind. No rank commits after that: go back to the last
-        common commit, or end all and open again.
+        its message, also of the rank's own kind. No rank commits after that, nor after an update or
+        a ``put`` that failed on one of them (``PoisonedError``): go back to the last common commit,
+        or end all and open again.
 
         Blocking: until all ranks have called it and all disks have it.
+
+        Warns where the commit is made and its manifest cannot be written.
 
         Durability: when it returns the commit survives the death of any ranks and machines, as far
         as their disks do. Before, the last one does.
@@ -119,15 +144,16 @@ class RankCommits:
         try:
             number, named = self._checked(step, state, wait)
             encode_meta(meta)
-            told = number
+            told = [number, secrets.token_hex(8)]
         except Exception as error:
             failed = error
         with self.exchange as exchange:
-            steps = tell(exchange, _VERB, told, failed)
-            self._same_steps(steps)
+            each = tell(exchange, _VERB, told, failed)
+            self._same_steps([step for step, _ in each])
+            token = each[0][1]
             made, failed, buckets = None, None, ""
             try:
-                bound = self._bound().now(self.store)
+                bound = self._bound().now(self.store, token)
                 made = self.store.commit(number, meta, {**named, NAME: bound.encoded(number)})
                 buckets = str(bound.buckets)
             except Exception as error:
@@ -140,13 +166,14 @@ class RankCommits:
                     f"go back to the last commit that all have, or end all ranks and start again"
                 )
                 raise
-            self._binding, failed = bound, None
-            if exchange.rank == 0:
-                try:
-                    self._write_manifest(bound, number, runs)
-                except Exception as error:
-                    failed = error
-            tell(exchange, _VERB, None, failed)
+            self._binding = bound
+            unwritten = tell(exchange, _VERB, self._note_in_manifests(bound, number, runs))
+            left_out = next(filter(None, unwritten), None)
+        if left_out is not None:
+            warn(
+                f"the commit of step {number} is made on all ranks, and its manifest is not, which "
+                f"is for who copies or serves the stores: {left_out}; the next commit has one"
+            )
         assert made is not None, "an error of this rank was raised before"
         return made
 
@@ -178,6 +205,7 @@ class RankCommits:
                 self._binding, self._failed = binding_of(self.store.state(), self.path), None
                 if behind:
                     drop_later(self.store)
+                remove_manifests(self.path.parent, {commit.step for commit in self.commits()})
             except Exception as error:
                 failed = error
             tell(exchange, _BACK, None, failed)
@@ -215,10 +243,18 @@ class RankCommits:
             said = ", ".join(f"{other} on rank {rank}" for rank, other in enumerate(steps))
             raise MisuseError(f"step is {said}; all ranks give the same step")
 
-    def _write_manifest(self, bound: Binding, step: int, buckets: Sequence[str]) -> None:
-        """Beside the store of this rank."""
-        kept = {commit.step for commit in self.store.commits()}
-        write_manifest(self.path.parent, bound.run, step, buckets, bound.tables, kept)
+    def _note_in_manifests(self, bound: Binding, step: int, buckets: Sequence[str]) -> str | None:
+        """Writes that of the last commit beside the store of rank 0, and removes beside each those
+        of commits that are gone. Returns what kept it from that: the commit is made all the same.
+        """
+        folder = self.path.parent
+        try:
+            if self.exchange.rank == 0:
+                write_manifest(folder, bound, step, buckets)
+            remove_manifests(folder, {commit.step for commit in self.store.commits()})
+        except Exception as error:
+            return f"rank {self.exchange.rank}: {error}"
+        return None
 
     def _checked(
         self, step: int, state: Mapping[str, bytes] | None, wait: bool

@@ -11,7 +11,7 @@ import numpy as np
 
 from embedrock._arguments import text
 from embedrock.distributed.exchange import Verb
-from embedrock.distributed.routing import BUCKETS, ids_of
+from embedrock.distributed.routing import BUCKETS, destinations, ids_of
 from embedrock.errors import MismatchError
 from embedrock.store.specs import asked_of
 from embedrock.table import Table
@@ -23,6 +23,8 @@ __all__ = ["digest_of", "make_table", "spec_of_table"]
 
 _SPREAD = 4.0
 """Standard deviations that a rank's part of a growing table's rows may be above its share."""
+_LOOKED_AT = 4096
+"""Rows of a table that is opened, of which none may be another rank's."""
 _COMPARED = np.arange(8, dtype=np.uint64)
 """Keys whose initial rows tell one seed from another."""
 
@@ -49,6 +51,7 @@ def make_table(shard: Shard, name: str, asked: dict[str, Any]) -> Table:
         spec, rows = "", 0
         try:
             table = shard.store.table(wanted, **_here(shard, wanted, asked))
+            _check_rows(shard, table)
             spec = json.dumps(spec_of_table(table), sort_keys=True)
             rows = 0 if len(table) else digest_of(table.get(_COMPARED[: _size(table)]).tobytes())
         except Exception as error:
@@ -63,6 +66,25 @@ def make_table(shard: Shard, name: str, asked: dict[str, Any]) -> Table:
             f"with one seed (embedrock.open(seed=...))"
         )
     return table
+
+
+def _check_rows(shard: Shard, table: Table) -> None:
+    """Refuses a table with rows of other ranks' buckets, which nobody would read: a look at its
+    first rows, as stores that were given to other ranks have them everywhere."""
+    if table.name in shard._looked_at:
+        return
+    found = next(iter(table.items(_LOOKED_AT)), None)
+    keys = np.empty(0, np.uint64) if found is None else found[0].view(np.uint64)
+    ranks = destinations(keys, shard.owners, dense=table.num_embeddings is not None)
+    strange = keys[ranks != shard.rank]
+    if len(strange):
+        raise MismatchError(
+            f"table {table.name!r} of {shard.store.path} has rows of other ranks' buckets, as of "
+            f"key {strange[0]}: it is the store of another rank, or was made by another number of "
+            f"ranks; give as many ranks their own stores back. embedrock.distributed.open does so "
+            f"by itself, and embedrock reshard divides what it has made for another number"
+        )
+    shard._looked_at.add(table.name)
 
 
 def spec_of_table(table: Table) -> dict[str, Any]:

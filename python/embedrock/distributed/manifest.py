@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from embedrock._arguments import file_errors
+from embedrock.distributed.binding import Binding
 from embedrock.weights.drafts import atomic
 
-__all__ = ["manifest_name", "write_manifest"]
+__all__ = ["manifest_name", "remove_manifests", "write_manifest"]
 
 _MANIFEST = re.compile(r"manifest-(\d{12,20})\.json")
 
@@ -24,15 +25,8 @@ def manifest_name(step: int) -> str:
     return f"manifest-{step:012}.json"
 
 
-def write_manifest(
-    folder: Path,
-    run: str,
-    step: int,
-    buckets: Sequence[str],
-    tables: Mapping[str, str],
-    kept: Collection[int],
-) -> None:
-    """Writes it into a folder of stores, durably; those of steps that are not kept are removed.
+def write_manifest(folder: Path, bound: Binding, step: int, buckets: Sequence[str]) -> None:
+    """Writes it into a folder of stores, durably.
 
     ``buckets`` are those of each rank in their order, such as ``"0-511"``.
 
@@ -40,14 +34,22 @@ def write_manifest(
     """
     facts = {
         "format": 1,
-        "run": run,
+        "run": bound.run,
         "step": step,
+        "token": bound.token,
         "world": len(buckets),
         "buckets": list(buckets),
-        "tables": dict(tables),
+        "tables": dict(bound.tables),
     }
     with atomic(folder / manifest_name(step)) as file:
         file.write(json.dumps(facts, indent=1).encode() + b"\n", 0)
+
+
+def remove_manifests(folder: Path, kept: Collection[int]) -> None:
+    """Removes those of steps that a store in the folder does not keep.
+
+    Errors: ``IoError``.
+    """
     with file_errors(f"removing old manifests in {folder}"):
         for old in folder.iterdir():
             match = _MANIFEST.fullmatch(old.name)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from embedrock._arguments import named_path, text, whole, whole_or_none
+from embedrock._arguments import file_errors, flag, named_path, text, whole, whole_or_none
 from embedrock.distributed.binding import (
     NAME,
     UNFINISHED,
@@ -23,12 +23,14 @@ from embedrock.distributed.binding import (
     Run,
     binding_of,
     folders_of,
+    new_folder,
     runs_of,
     table_digests,
     wrong_with,
 )
 from embedrock.distributed.commits import Bound, drop_later
 from embedrock.distributed.exchange import Exchange, Verb, group_of
+from embedrock.distributed.manifest import remove_manifests
 from embedrock.distributed.shard import Shard
 from embedrock.distributed.together import tell
 from embedrock.errors import MismatchError, MisuseError, NotFoundError
@@ -76,16 +78,18 @@ def open(
         options: What ``embedrock.open`` takes, such as ``keep`` and ``max_disk_bytes``.
 
     Errors: the same on all ranks, as a ``RankError`` that is also of the rank's own kind where one
-    has failed. ``MismatchError`` for stores of another run or with other tables, for buckets that
-    no store has or several have, for a number of ranks that the stores were not made by (with the
-    command that makes new ones), and for ranks without a commit beside others with one.
+    has failed. ``MismatchError`` where ranks give another ``run``, ``step`` or ``create``, for
+    stores of another run or with other tables, for commits of one step that were not made together
+    (a copy from before the run went back), for buckets that no store has or several have, for a
+    number of ranks that the stores were not made by (with the command that makes new ones), and for
+    ranks without a commit beside others with one.
     ``NotFoundError`` where there is no commit that all have, or none at all without ``create``.
 
     Blocking: until all ranks have called it; as ``embedrock.open`` then.
     """
     folder = named_path("path", path).absolute()
     name = None if run is None else text("run", run)
-    asked = whole_or_none("step", step, 0)
+    asked, may_begin = whole_or_none("step", step, 0), flag("create", create)
     if whole("keep", options.get("keep", 2), 1) < 2:
         raise MisuseError(
             "keep is 1, expected at least 2 commits: while ranks commit, some have the new one "
@@ -101,7 +105,7 @@ def open(
     opening = _Opening(exchange, folder, memory, options)
     try:
         with exchange:
-            bound = opening.find(name, asked, create)
+            bound = opening.find(name, asked, may_begin)
         return Shard(opening.store, group, binding=bound, **(shard or {}))
     except BaseException:
         opening.close()
@@ -119,6 +123,8 @@ class _Opening:
         self._exchange, self._folder = exchange, folder
         self._memory, self._options = memory, options
         self._opened: Store | None = None
+        self._left_behind = False
+        """Whether its store went back from a later commit, which is there until the next one."""
         self._host = socket.gethostname()
 
     @property
@@ -135,11 +141,10 @@ class _Opening:
     def find(self, name: str | None, step: int | None, create: bool) -> Bound:
         """Opens the store, and binds it."""
         wanted, present = self._look()
+        self._same_arguments(name, step, create)
         mine = wanted[self._exchange.rank]
         there = mine in present
-        kept = self._together(lambda: self._open_present(mine) if there else {"steps": []})
-        names = self._together(lambda: name)
-        self._same(names, "run=", "give all ranks the same name")
+        kept = self._together(lambda: self._open_present(mine, step) if there else {"steps": []})
         self._check_run(name, kept)
         begun = [rank for rank, one in enumerate(kept) if one["steps"] and not one["initial"]]
         without = [rank for rank, one in enumerate(kept) if not one["steps"]]
@@ -221,22 +226,32 @@ class _Opening:
         left = iter(run for run in wanted if run not in present)
         return [taken.get(rank) or next(left) for rank in range(len(visible))]
 
-    def _open_present(self, mine: Run) -> dict[str, Any]:
-        """Opens a store that is there. Returns the steps of its commits, and what the last one says
-        of its run, which must be what its folder says."""
+    def _open_present(self, mine: Run, step: int | None) -> dict[str, Any]:
+        """Opens a store that is there. Returns the steps of its commits, and what the one that is
+        asked for says of its run, which must be what its folder says."""
         store = self._opened = open_store(
             self._folder / mine.folder, self._memory, create=False, **self._options
         )
         steps = [commit.step for commit in store.commits()]
         if not steps:
             return {"steps": []}
-        bound = binding_of(store.state(), store.path)
+        self._left_behind = step is not None and step in steps and self._go_back(step)
+        try:
+            bound = binding_of(store.state(), store.path)
+        except MismatchError as error:
+            earlier = sorted({one for one in steps if one < steps[-1]})
+            if step is not None or not earlier:
+                raise
+            raise MismatchError(
+                f"{error}; if its last commit was made by itself, open an earlier one of all "
+                f"ranks with step=, of {_listed(earlier)}"
+            ) from error
         if bound.buckets != mine:
             raise MismatchError(
                 f"{store.path} has the buckets {bound.buckets} by its commit; give the folder its "
                 f"name back, {bound.buckets.folder}"
             )
-        initial = bound.initial
+        initial = bound.initial and not self._left_behind
         return {"steps": steps, "initial": initial, "run": bound.run, "world": bound.world}
 
     def _check_run(self, name: str | None, kept: Sequence[dict[str, Any]]) -> None:
@@ -284,7 +299,8 @@ class _Opening:
 
         def make() -> int:
             if self._opened is None:
-                self._folder.mkdir(exist_ok=True)
+                with file_errors(f"making {self._folder}"):
+                    new_folder(self._folder)
                 self._opened = open_store(self._folder / mine.folder, self._memory, **self._options)
             if self._opened.step is None:
                 self._opened.commit(0, None, {NAME: bound.encoded(0)})
@@ -297,12 +313,20 @@ class _Opening:
     def _go_on(self, kept: Sequence[list[int]], step: int | None) -> Binding:
         """A run in which something was committed."""
         common = self._common(kept, step)
-        behind = self._together(lambda: self._go_back(common))
-        bound = binding_of(self.store.state(), self.store.path)
+        behind = self._together(lambda: self._go_back(common) or self._left_behind)
+        bounds: list[Binding] = []
+
+        def token() -> str:
+            bounds.append(binding_of(self.store.state(), self.store.path))
+            return bounds[0].token
+
+        self._same_commits(self._together(token), common)
         self._same_tables(self._together(lambda: table_digests(self.store)))
         if any(behind):
             self._together(lambda: drop_later(self.store) if behind[self._exchange.rank] else None)
-        return bound
+        steps = {commit.step for commit in self.store.commits()}
+        self._together(lambda: remove_manifests(self._folder, steps))
+        return bounds[0]
 
     def _common(self, kept: Sequence[list[int]], step: int | None) -> int:
         common = set(kept[0]).intersection(*kept[1:])
@@ -327,6 +351,16 @@ class _Opening:
         self.store.go_back(step)
         return True
 
+    def _same_commits(self, tokens: Sequence[str], step: int) -> None:
+        for rank, other in enumerate(tokens):
+            if other != tokens[0]:
+                raise MismatchError(
+                    f"step {step} of {self._rank(0)} and of {self._rank(rank)} are of two commits: "
+                    f"the run went back before it and trained anew, and one of the stores in "
+                    f"{self._folder} is a copy of before; open an earlier commit with step=, or "
+                    f"put back stores of one commit"
+                )
+
     def _same_tables(self, digests: Sequence[dict[str, str]]) -> None:
         for rank, other in enumerate(digests):
             if other == digests[0]:
@@ -347,6 +381,11 @@ class _Opening:
                 f"the stores of {self._rank(0)} and of {self._rank(rank)} differ in "
                 f"{', '.join(what)}: all ranks make the same tables, with one seed"
             )
+
+    def _same_arguments(self, name: str | None, step: int | None, create: bool) -> None:
+        told = self._together(lambda: [name, step, create])
+        for what, values in zip(("run=", "step=", "create="), zip(*told, strict=True), strict=True):
+            self._same(values, what, "give all ranks the same")
 
     def _same(self, told: Sequence[Any], what: str, way_out: str) -> None:
         for rank, one in enumerate(told):

@@ -31,7 +31,9 @@ from embedrock.distributed.binding import (
     Binding,
     binding_of,
     folders_of,
+    new_folder,
     runs_of,
+    sync_folder,
     table_digests,
     wrong_with,
 )
@@ -135,7 +137,7 @@ def reshard(
             f"{there:,} rows are in the old stores and {rows:,} were copied: a store has rows of "
             f"buckets that are not its own; {target} is not finished"
         )
-    write_manifest(target, bound.run, at, [str(run) for run in runs], bound.tables, {at})
+    write_manifest(target, bound, at, [str(run) for run in runs])
     _finish(target)
     return {"run": bound.run, "step": at, "ranks": world, "rows": rows, "stores": stores}
 
@@ -211,6 +213,12 @@ def _look(
                 f"{olds[0].path} is of run {olds[0].bound.run!r} and {one.path} of run "
                 f"{one.bound.run!r}; give the stores of one run"
             )
+        if one.bound.token != olds[0].bound.token:
+            raise MismatchError(
+                f"step {at} of {olds[0].path} and of {one.path} are of two commits: the run went "
+                f"back before it, and one of the stores is a copy of before; give step= of an "
+                f"earlier commit, or the stores of one commit"
+            )
         if one.bound.tables != olds[0].bound.tables:
             raise MismatchError(f"{olds[0].path} and {one.path} have tables that differ")
     wrong = wrong_with(one.bound.buckets for one in olds)
@@ -224,7 +232,7 @@ def _begin(target: Path, plan: dict[str, Any]) -> None:
     """Marks the folder before anything is in it, or finds the mark of the same call."""
     mark = target / UNFINISHED
     with file_errors(f"making {target}"):
-        target.mkdir(exist_ok=True)
+        new_folder(target)
         if mark.exists():
             try:
                 before = json.loads(mark.read_bytes())
@@ -256,8 +264,4 @@ def _done(place: Path, bound: Binding, step: int, memory: str) -> dict[str, int]
 def _finish(target: Path) -> None:
     with file_errors(f"finishing {target}"):
         (target / UNFINISHED).unlink()
-        folder = os.open(target, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(target)

@@ -62,6 +62,8 @@ class Handle:
         """Step of the last commit that was not waited for."""
         self._pending_pin = False
         """Whether that commit is to be pinned, which closing waits for."""
+        self._of_ranks: str | None = None
+        """The byte string that every commit has, where ranks commit together."""
         self._arguments: dict[str, Any] = {}
         """What a store that is open to write was opened with (``registry.py``)."""
         self._place: tuple[int, int] | None = None

@@ -362,6 +362,11 @@ class Store(Changing):
         named, wait = named_bytes(state), flag("wait", wait)
         number, note = whole("step", step, 0), encode_meta(meta)
         name = None if pin is None else text("pin", pin)
+        if self._of_ranks is not None and self._of_ranks not in dict(named):
+            raise MisuseError(
+                f"store {self.path} is that of one rank, and a commit is one of all of them: call "
+                f"commit of the shard, on all ranks"
+            )
         self._listeners.before()
         if wait:
             return commit_of(self._core.commit(number, note, named, name))
