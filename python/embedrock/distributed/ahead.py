@@ -203,6 +203,17 @@ class ShardWindow:
             begin += length
         return kept
 
+    def _forget_rows(self) -> None:
+        """The store of this rank has gone back, and its window forgot everything: ids that are
+        known stay so, and their rows are read when they are needed.
+
+        Blocking: until all ranks have announced what this one has.
+        """
+        for result in self._open.values():
+            if result.exception() is None and (kept := result.result()) is not None:
+                kept.local = None
+        self._shard.store.window.clear()
+
     def _close(self) -> None:
         if not self._closed:
             self._closed = True

@@ -34,6 +34,7 @@ from embedrock._keys import KeysNamed
 from embedrock._listeners import Listeners
 from embedrock._rows import Bounds
 from embedrock._verbs import Floats, NonFinite
+from embedrock.commits import Commit
 from embedrock.distributed.ahead import ShardWindow
 from embedrock.distributed.batches import ShardBatches
 from embedrock.distributed.changes import Changes
@@ -279,6 +280,18 @@ class Shard(RankCommits):
         """
         sent = self.exchange.bytes_sent + self.window._exchange.bytes_sent
         return {**self._counts, "bytes_sent": sent}
+
+    def go_back(self, step: int) -> Commit:
+        """Goes back to a commit that all ranks have, in place. Collective; returns this rank's.
+
+        As :meth:`embedrock.Store.go_back`, but later commits are dropped at once on all ranks.
+        Within a loop over :meth:`batches` their ids stay known; rows that were read ahead do not.
+
+        Errors: the same on all ranks: as there; ``MisuseError`` where ranks give different steps.
+        """
+        made = super().go_back(step)
+        self.window._forget_rows()
+        return made
 
     def batches(
         self,
