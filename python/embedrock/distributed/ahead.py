@@ -30,7 +30,7 @@ from embedrock.distributed.making import digest_of
 from embedrock.distributed.payload import Payload, by_table, pieces_of
 from embedrock.distributed.routing import Route
 from embedrock.distributed.table import ShardTable
-from embedrock.errors import ClosedError, EmbedrockError, MisuseError, NotFoundError, RankError
+from embedrock.errors import ClosedError, EmbedrockError, MisuseError, NotFoundError
 
 if TYPE_CHECKING:
     from embedrock.distributed.shard import Shard
@@ -260,7 +260,7 @@ class ShardWindow:
             # A rank that has no more names no tables.
             try:
                 met = exchange.meet(Verb("announce"), failed=failed, note=note)
-            except RankError:
+            except Exception:  # of whatever kind: the pass ends for all, or for nobody
                 job.of.ended = job.of is not self._usual
                 raise
             if not met.notes.all():

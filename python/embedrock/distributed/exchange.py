@@ -22,7 +22,7 @@ import datetime
 import hashlib
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from embedrock import errors
-from embedrock.errors import EmbedrockError, IoError, MismatchError, MisuseError, RankError
+from embedrock.errors import EmbedrockError, IoError, MismatchError, MisuseError, rank_error
 
 __all__ = ["Exchange", "Met", "Verb", "group_of"]
 
@@ -288,22 +287,6 @@ class Exchange:
             f"ranks call different verbs: rank 0 {mine}, rank {other} {others}; every rank has to "
             f"make the same calls in the same order, one without ids or gradients too"
         )
-
-
-def rank_error(kind: str, message: str, rank: int) -> RankError:
-    """The error of a rank: a ``RankError`` that is also of the kind that it had raised."""
-    base = getattr(errors, kind, None)
-    if not (isinstance(base, type) and issubclass(base, EmbedrockError)):
-        return RankError(f"{message} ({kind})", rank)
-    if issubclass(base, RankError) or base is EmbedrockError:
-        return RankError(message, rank)
-    if kind not in _KINDS:
-        _KINDS[kind] = type("RankError", (RankError, base), {"__module__": RankError.__module__})
-    made: RankError = _KINDS[kind](message, rank)
-    return made
-
-
-_KINDS: dict[str, Any] = {}
 
 
 def _first_line(error: BaseException) -> str:
