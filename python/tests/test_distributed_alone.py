@@ -70,7 +70,7 @@ def what_a_rank_refuses_before_it_asks_is_raised_on_all(
     rank: int, world: int, folder: Path
 ) -> None:
     with sharing(folder, "refuses", rank) as shard:
-        with pytest.raises(MisuseError, match="loss_weight.* rank 1 of 2: count is -1"):
+        with pytest.raises(MisuseError, match=r"loss_weight.* rank 1 of 2: count is -1"):
             shard.loss_weight(-1 if rank else 3)
         assert shard.loss_weight(1 + 2 * rank) == (1.5 if rank else 0.5)
         loader = [{"t": [step]} for step in range(3)]
@@ -126,7 +126,7 @@ def a_state_dict_is_refused_beside_rows_of_another_step(
         torch.distributed.broadcast_object_list(told)  # that of one rank is for all
         embedding.load_state_dict(told[0])
         steps(1)
-        with pytest.raises(MismatchError, match="step 1 .3 updates.*later batches .4 updates"):
+        with pytest.raises(MismatchError, match=r"step 1 .3 updates.*later batches .4 updates"):
             embedding.load_state_dict(told[0])
         later = embedding.state_dict()
         shard.go_back(1)
