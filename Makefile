@@ -15,10 +15,11 @@ ADAPTERS := $(CURDIR)/.cache/adapters
 AHEAD := $(addprefix python/tests/,test_announcing.py test_bench_lookahead.py \
 	test_lookahead_loader.py test_lookahead_pays.py test_lookahead_traps.py test_pipeline.py \
 	test_prefetch.py test_store_window.py test_train_lookahead.py)
-# Whole contests of several processes, and benchmarks that train: a command of their own.
+# Whole contests of several processes, benchmarks that train, and an S3 server that takes three
+# minutes to build: a command of their own.
 LONG := $(addprefix python/tests/,test_bench_demo.py test_bench_demo_shaped.py test_bench_loops.py \
 	test_bench_models.py test_bench_race.py test_bench_settings.py test_bench_staleness.py \
-	test_rank_kills_long.py)
+	test_objects_s3.py test_rank_kills_long.py)
 RULES := $(addprefix python/tests/,test_tidy.py test_pages.py test_layers.py test_engine_layers.py)
 RUST := $(shell find crates -name '*.rs' -o -name Cargo.toml 2>/dev/null)
 
@@ -62,7 +63,7 @@ test: ## Run the checks, build the site, run the tests: Rust, Python, documented
 		$(AHEAD:%=--ignore=%) $(RULES:%=--ignore=%) $(LONG:%=--ignore=%)
 	$(BIN)/python -m pytest --durations=10 $(AHEAD)
 
-contests: setup ## Run the tests of the benchmarks that train: ten minutes
+contests: setup ## Run the tests of the benchmarks that train, and those with an S3 server: ten minutes
 	$(BIN)/python -m pytest $(LONG)
 
 adapters: setup $(ADAPTERS)/.installed ## Run the tests beside the libraries that Embedrock adapts to
@@ -134,7 +135,7 @@ format: setup ## Format Rust and Python sources
 	$(BIN)/ruff format
 
 # The others bring frameworks, which only `make adapters` installs.
-DEV_EXTRAS := arrow kafka parquet plots torch zstd
+DEV_EXTRAS := arrow kafka objects parquet plots torch zstd
 
 lock: $(STAMPS)/uv ## Resolve the dependencies anew and write the locked lists
 	echo uv | $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 \

@@ -33,11 +33,21 @@ from embedrock.errors import (
 )
 from embedrock.observe.step_report import StepReport
 from embedrock.pipeline.loader import LookaheadLoader
-from embedrock.store import Store, check, close_all, copy, distinct, open, resize
+from embedrock.store import (
+    ChangedRows,
+    Changes,
+    Store,
+    check,
+    close_all,
+    copy,
+    distinct,
+    open,
+    resize,
+)
 from embedrock.table import Table
 
 if TYPE_CHECKING:
-    from embedrock import distributed, follow, nn, optim, trace, weights
+    from embedrock import distributed, follow, nn, objects, optim, trace, weights
     from embedrock.checkpoint import resume, save
     from embedrock.kge.partitions.edges import PartitionedEdges
     from embedrock.kge.partitions.negatives import SharedNegatives
@@ -47,6 +57,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BudgetWarning",
+    "ChangedRows",
+    "Changes",
     "Clip",
     "Commit",
     "EmbedrockError",
@@ -74,6 +86,7 @@ __all__ = [
     "initializers",
     "kge",
     "nn",
+    "objects",
     "open",
     "optim",
     "optimizers",
@@ -96,6 +109,7 @@ _LAZY = {
     "freeze": "embedrock.placement.freezing",
     "kge": "embedrock.kge",
     "nn": "embedrock.nn",
+    "objects": "embedrock.objects",
     "optim": "embedrock.optim",
     "placement": "embedrock.placement",
     "resume": "embedrock.checkpoint",

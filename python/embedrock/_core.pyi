@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "Changes",
     "Hyper",
     "PendingCommit",
     "Permits",
@@ -113,6 +114,35 @@ class Scan:
 
     def next_batch(self, /, keys: _Keys, values: _Rows, state: _Rows | None = None) -> int:
         """Fills the arrays with the next rows and returns how many; 0 at the end."""
+
+@final
+class Changes:
+    """The changes between two commits, in batches."""
+
+    def __new__(
+        cls,
+        store: Store,
+        tables: Sequence[TableId] | None = None,
+        since: int | None = None,
+        named: tuple[int, int, int] | None = None,
+    ) -> Changes:
+        """Begins to read what changed since a commit: its step, and with `named` its number, time
+        and bytes written. Without `since` all rows are given."""
+
+    def next_batch(
+        self, /, most: int, state: bool
+    ) -> tuple[str, _Keys, NDArray[np.float32], NDArray[np.float32], _Keys] | None:
+        """The next changes, of one table: its name, keys, flat values and state, deleted keys; at
+        most `most` rows, and as many deleted keys. None at the end."""
+
+    def commit(self, /) -> dict[str, Any] | None:
+        """The commit that the changes lead to; None for a store without any."""
+
+    def bytes_read(self, /) -> tuple[int, int]:
+        """Bytes that were read: of the journal, and of pages so far."""
+
+    def close(self, /) -> None:
+        """Lets go of the commits. What is left is not given."""
 
 @final
 class Server:
@@ -466,6 +496,46 @@ def placement_memory(
     threads: int,
 ) -> int:
     """The most bytes that `place_rows` and `place_replicas` allocate."""
+
+@final
+class CommitFiles:
+    """One commit of a store, held while its files are read."""
+
+    def __new__(
+        cls,
+        path: _Path,
+        step: int | None = None,
+        pin: str | None = None,
+        cold_directory: _Path | None = None,
+    ) -> CommitFiles:
+        """Holds the last commit, or that of a step or a pin."""
+
+    def commit(self, /) -> dict[str, Any]:
+        """The commit."""
+
+    def uuid(self, /) -> str:
+        """What tells the store from all others, 32 digits."""
+
+    def rows_bytes(self, /) -> int:
+        """Bytes of all files of rows of the store."""
+
+    def list(
+        self, /, block_bytes: int
+    ) -> list[tuple[str, str, int, list[tuple[int, int]], list[tuple[int, int]]]]:
+        """Of each file its name, where it is, its length, the ranges that the commit needs, and
+        those that must have room."""
+
+    def head(self, /) -> bytes:
+        """What the file `head` of a store says that has this commit alone."""
+
+    def expect(self, /) -> None:
+        """Raises `CommitGoneError` where the commit was dropped meanwhile."""
+
+    def close(self, /) -> None:
+        """Lets go of the commit."""
+
+def finish_pull(path: _Path, sequence: int, progress: _Progress | None = None) -> dict[str, Any]:
+    """Verifies what was pulled to a directory, and makes it a store."""
 
 def check(path: _Path, progress: _Progress | None = None) -> dict[str, Any]:
     """Reads and verifies every page of the store at `path`."""

@@ -40,6 +40,7 @@ NEEDS = {
     "graph_from_files": "torch_geometric",
     "hf_trainer": "transformers",
     "lightning_trainer": "pytorch_lightning",
+    "object_storage": "obstore",
     "rows_in_parquet": "pyarrow",
     "torchrec_model": "torchrec",
     "train_on_a_graph": "torch_geometric",
@@ -49,7 +50,7 @@ NEEDS = {
 OF_RANKS = {"ranks"}
 """Programs of several processes."""
 
-NEEDS_BROKER = {"follow_a_topic"}
+NEEDS_BROKER = {"follow_a_topic", "publish_changes"}
 """Run by test_kafka.py, which has one."""
 
 TUTORIALS = {
@@ -63,6 +64,10 @@ TUTORIALS = {
 
 SAYS = {
     "bring_a_model": r"largest difference 0\.0\n",
+    "change_stream": (
+        r"ads 100 rows, 0 deleted\nads 0 rows, 1 deleted\nstep 2 row 0 is 0\.5\n"
+        r"served\.store: at step 3 of ads\.store, 5 rows and 0 deletes in 1 commits\n"
+    ),
     "choose_memory": r"(\d+% is .* MiB: \d+% of the rows were in memory, \d+% at best\n){3}",
     "cluster": (
         r"\[1\. 1\. 1\. 0\.\] \[ True  True  True False\]\n"
@@ -102,6 +107,9 @@ SAYS = {
     "move_or_copy": (
         r"copied step 1 with 10000 rows\ncopied\.store is at step 1 and equal\n"
         r"moved\.store is at step 2 and different\n"
+    ),
+    "object_storage": (
+        r"sent little for step 2\npushed steps \[1, 2\]\nrestored step 1 is equal\npruned 1\n"
     ),
     "pack_graph_features": (
         r"12000 nodes, 4 batches of 2[34]\d\d rows\n"

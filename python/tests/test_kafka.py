@@ -31,7 +31,7 @@ from embedrock.errors import (
     NotFoundError,
     PoisonedError,
 )
-from embedrock.follow import Follower, Kafka, KafkaWriter, Source
+from embedrock.follow import Follower, Kafka, KafkaPublisher, KafkaWriter, Source
 from embedrock.follow.message import Next
 
 kafka = pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
@@ -461,18 +461,78 @@ def test_the_command_says_how_far_it_is(
     assert "are for a topic of Kafka" in capsys.readouterr().err
 
 
-def test_the_example_says_what_its_page_says(tmp_path: Path, broker: Broker) -> None:
-    root = Path(__file__).parents[2]
+EXAMPLES = {"follow_a_topic": ("follow-a-log", 2), "publish_changes": ("change-stream", 3)}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_says_what_its_page_says(name: str, tmp_path: Path, broker: Broker) -> None:
+    root, (page, lines) = Path(__file__).parents[2], EXAMPLES[name]
+    policy = {"cleanup_policy": "compact"} if name == "publish_changes" else {}
     done = subprocess.run(
-        [sys.executable, str(root / "examples" / "follow_a_topic.py"), broker.create("example", 3)],
+        [sys.executable, str(root / "examples" / f"{name}.py"), broker.create(name, 3, **policy)],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 2
-    assert done.stdout in (root / "docs" / "how-to" / "follow-a-log.md").read_text()
+    assert len(done.stdout.splitlines()) == lines
+    assert done.stdout in (root / "docs" / "how-to" / f"{page}.md").read_text()
+
+
+def test_a_compacted_topic_has_the_changes_of_each_commit(
+    tmp_path: Path, path: Path, broker: Broker
+) -> None:
+    url = broker.create("changes", 3, cleanup_policy="compact")
+    make(tmp_path / "copy")
+    generator = np.random.default_rng(3)
+    with reopened(path) as store, reopened(tmp_path / "copy") as copy:
+
+        def commit(step: int) -> None:
+            keys = generator.integers(0, ROWS, 50)
+            store.table("ids").put(keys, generator.standard_normal((50, DIM)).astype("f4"))
+            far = keys.astype(np.uint64) + np.uint64((1 << 63) - 40)
+            store.table("rows").put(far, generator.standard_normal((50, DIM)).astype("f4"))
+            store.table("rows").delete(far[::7])
+            store.table("ids").delete(keys[::9])
+            store.commit(step)
+
+        for step in range(6, 11):
+            commit(step)
+            # Each time another one, which finds in the topic how far it is; sometimes cut off.
+            with KafkaPublisher(url, batch_rows=16) as topic:
+                assert topic.step == (None if step == 6 else 6 if step == 8 else step - 1)
+                if step != 7:
+                    told = topic.publish(store)
+                    assert told.step == topic.step == step and told.rows >= 40
+                    assert topic.publish(store).rows == 0
+                    continue
+                sent, send_one = 0, topic._writer._send
+
+                def cut_off(*record: Any, **more: Any) -> None:
+                    nonlocal sent
+                    sent += 1
+                    if sent == 30:
+                        raise KeyboardInterrupt
+                    send_one(*record, **more)  # noqa: B023
+
+                topic._writer._send = cut_off  # type: ignore[method-assign]
+                with pytest.raises(KeyboardInterrupt):
+                    topic.publish(store)
+            follow(copy, url)  # what was cut off, too
+        follow(copy, url)
+        for name in ("ids", "rows"):
+            ours, others = (dict(values_of(of.table(name))) for of in (store, copy))
+            assert ours == others
+    with reopened(tmp_path / "copy") as other:
+        other.commit(99)
+        with KafkaPublisher(url) as topic, pytest.raises(MismatchError, match="topic of its own"):
+            topic.publish(other)
+
+
+def values_of(table: embedrock.Table) -> Iterator[tuple[int, list[float]]]:
+    for keys, values in table.items():
+        yield from zip(keys.tolist(), values.tolist(), strict=True)
 
 
 def committed(path: Path) -> int:

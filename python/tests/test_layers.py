@@ -23,6 +23,7 @@ GROUPS = {
     "remote": "remote",
     "files": "checkpoint weights",
     "follow": "follow",
+    "objects": "objects",
     "placement": "placement",
     "pipeline": "pipeline",
     "distributed": "distributed",

@@ -124,11 +124,11 @@ def test_the_reference_has_every_public_name() -> None:
     text = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
     listed = set(re.findall(r"^\.\. (?:auto\w+|data):: (embedrock\.[\w.]+)$", text, re.MULTILINE))
     whole_modules = {"errors", "initializers", "nn", "optim", "optimizers", "placement"}
-    whole_modules |= {"distributed", "follow", "kge", "trace", "weights"}
+    whole_modules |= {"distributed", "follow", "kge", "objects", "trace", "weights"}
     single = set(embedrock.__all__) - whole_modules - {"__version__"}
     single -= set(embedrock.errors.__all__)  # of a module that is listed whole
     assert {f"embedrock.{one}" for one in single} <= listed
-    for module in ("follow", "kge", "nn", "optim", "placement", "trace", "weights"):
+    for module in ("follow", "kge", "nn", "objects", "optim", "placement", "trace", "weights"):
         source = ROOT / "python" / "embedrock" / module / "__init__.py"
         block = re.search(r"__all__ = \[(.*?)\]", source.read_text(), re.DOTALL)
         assert block is not None

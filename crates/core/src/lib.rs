@@ -64,9 +64,10 @@ pub use distinct::distinct;
 pub use error::{Error, ErrorKind, Result};
 pub use permits::{Entered, PermitStats, Permits, Ready, UNBOUNDED};
 pub use store::{
-    CANDIDATES_MAX, CheckReport, CopyOptions, CopyReport, FreezeError, FreezeOptions, FreezeReport,
-    Frozen, PendingCommit, PlannedPages, RowReads, RowViews, Scan, Stats, Store, WindowStats,
-    check, check_place, copy, copy_with, freeze, freeze_again,
+    CANDIDATES_MAX, ChangedRows, Changes, CheckReport, CopyOptions, CopyReport, FreezeError,
+    FreezeOptions, FreezeReport, Frozen, PendingCommit, PlannedPages, RowReads, RowViews, Scan,
+    Since, Stats, Store, WindowStats, check, check_place, copy, copy_with, freeze, freeze_again,
 };
+pub use store::{CommitFile, CommitFiles, finish_pull};
 pub use store::{GatherOptions, Part, gather};
 pub use store::{ResizeReport, ResizeTo, resize};

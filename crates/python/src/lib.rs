@@ -8,12 +8,14 @@
 //! such a lock attached would never be woken.
 
 mod arrays;
+mod changes;
 mod commit;
 mod error;
 mod freeze;
 mod hashing;
 mod lent;
 mod maintenance;
+mod objects;
 mod permits;
 mod placement;
 mod scan;
@@ -27,6 +29,8 @@ mod _core {
     #[pymodule_export]
     use crate::arrays::distinct;
     #[pymodule_export]
+    use crate::changes::Changes;
+    #[pymodule_export]
     use crate::commit::PendingCommit;
     #[pymodule_export]
     use crate::freeze::freeze;
@@ -34,6 +38,8 @@ mod _core {
     use crate::hashing::{buckets_of, hash_pieces, hash_texts};
     #[pymodule_export]
     use crate::maintenance::{check, check_place, copy, gather, resize};
+    #[pymodule_export]
+    use crate::objects::{CommitFiles, finish_pull};
     #[pymodule_export]
     use crate::permits::Permits;
     #[pymodule_export]

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from embedrock.cli import output
+from embedrock.cli import follow_store, output
 from embedrock.errors import MisuseError
 from embedrock.training.interrupt import EXIT_INTERRUPTED, Interrupt
 
@@ -51,10 +51,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
             "The position in it becomes durable with the rows, in one commit: a restart, after "
             "Ctrl-C or kill -9, neither loses nor repeats a record. Ctrl-C commits and exits with "
             "status 130, SIGTERM with 0. Others may have the store open read-only meanwhile; they "
-            "see each commit when they refresh."
+            "see each commit when they refresh. With --store a copy of a store takes over the "
+            "commits of that one, at their steps."
         ),
         epilog="examples: embedrock follow ads.store ads.log --from begin; embedrock follow "
-        "ads.store kafka://localhost:9092/ads --from begin",
+        "ads.store kafka://localhost:9092/ads --from begin; embedrock follow served.store --store "
+        "ads.store",
     )
     command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")
     command.add_argument(
@@ -64,6 +66,13 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="what is followed: a log's directory, or kafka://HOST:PORT/TOPIC",
     )
     command.add_argument("--log", type=Path, metavar="DIR", help="the same for a log's directory")
+    command.add_argument(
+        "--store",
+        dest="of_store",
+        type=Path,
+        metavar="DIR",
+        help="follow the commits of this store, of which STORE is a copy (embedrock copy)",
+    )
     command.add_argument(
         "--from",
         dest="start",
@@ -120,6 +129,8 @@ def run(arguments: argparse.Namespace) -> int:
     from embedrock.report import progress
 
     output.refuse_missing_store(arguments.store)
+    if arguments.of_store is not None:
+        return follow_store.run(arguments)
     named = 0
 
     def on_bad(_place: str, error: Exception) -> None:
@@ -199,7 +210,9 @@ def _source(arguments: argparse.Namespace) -> LogReader | Kafka:
 
     given = arguments.source
     if (given is None) == (arguments.log is None):
-        raise MisuseError("give one thing to follow: a log's directory, or kafka://HOST:PORT/TOPIC")
+        raise MisuseError(
+            "give one thing to follow: a log's directory, kafka://HOST:PORT/TOPIC, or --store DIR"
+        )
     if given is None or not given.startswith("kafka://"):
         if arguments.kafka_config or arguments.isolation or arguments.skip_lost:
             raise MisuseError(

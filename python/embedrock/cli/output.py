@@ -57,6 +57,34 @@ def add_json(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_url(command: argparse.ArgumentParser) -> None:
+    """Object storage, and how it is reached."""
+    command.add_argument(
+        "url", metavar="URL", help="s3://bucket/path, gs://…, az://… or file:///folder"
+    )
+    command.add_argument(
+        "--option",
+        type=_option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the storage: endpoint, region, access_key_id, allow_http, … (of the "
+        "environment: AWS_ENDPOINT_URL, …); may be given several times",
+    )
+
+
+def options_of(arguments: argparse.Namespace) -> dict[str, str]:
+    """The settings of :func:`add_url`."""
+    return dict(arguments.option)
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is no setting; example: region=eu-west-1")
+    return name, value
+
+
 def add_folders(command: argparse.ArgumentParser, regions: str = "") -> None:
     """Where a store's files that may lie apart are now; ``regions`` is what else is of theirs."""
     command.add_argument(

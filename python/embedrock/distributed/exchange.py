@@ -37,7 +37,7 @@ __all__ = ["Exchange", "Met", "Verb", "group_of"]
 Words = npt.NDArray[np.int64]
 
 _WORDS = 64
-"""Of a header: 512 bytes, which gloo sends as fast as 8."""
+"""Of a header: 512 bytes, with the counts of 60 tables."""
 _DIGEST, _FAILED, _NOTE, _NUMBER = range(4)
 _FIRST_COUNT = 4
 _COUNTS = _WORDS - _FIRST_COUNT

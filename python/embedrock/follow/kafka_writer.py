@@ -169,6 +169,10 @@ class KafkaWriter(RecordWriter):
         part = self._partition
         if part is None:
             part = self._partitions[zlib.crc32(name.encode()) % len(self._partitions)]
+        self._send(value, part)
+
+    def _send(self, value: bytes | None, part: int, **more: Any) -> None:
+        """Hands a record to the client. ``more``: its ``key`` and ``headers``."""
         with self._appending:
             self._check()
             if self._transactional and not self._begun:
@@ -178,7 +182,7 @@ class KafkaWriter(RecordWriter):
             while True:
                 try:
                     self._producer.produce(
-                        self.topic, value, partition=part, on_delivery=self._delivered
+                        self.topic, value, partition=part, on_delivery=self._delivered, **more
                     )
                     break
                 except BufferError as error:
@@ -190,7 +194,7 @@ class KafkaWriter(RecordWriter):
                         ) from error
                     self._producer.poll(_WAIT_SECONDS)
                 except self._kafka.KafkaException as error:
-                    raise self._refused(error, len(value)) from error
+                    raise self._refused(error, len(value or b"")) from error
             self._records += 1
             self._producer.poll(0)
 

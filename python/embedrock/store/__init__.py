@@ -6,9 +6,20 @@ engine (``_verbs.py``), which works without the interpreter lock.
 """
 
 from embedrock._distinct import distinct
+from embedrock.store.changes import ChangedRows, Changes
 from embedrock.store.files import check, copy, resize
 from embedrock.store.opening import open
 from embedrock.store.registry import close_all
 from embedrock.store.store import Store
 
-__all__ = ["Store", "check", "close_all", "copy", "distinct", "open", "resize"]
+__all__ = [
+    "ChangedRows",
+    "Changes",
+    "Store",
+    "check",
+    "close_all",
+    "copy",
+    "distinct",
+    "open",
+    "resize",
+]

@@ -31,14 +31,14 @@ from embedrock.commits import Commit, PendingCommit, commit_of, decode_meta, enc
 from embedrock.errors import EmbedrockError, MisuseError, NotFoundError
 from embedrock.observe.recording import Recording
 from embedrock.store.batches import arrays_for, batches_of, named_bytes
-from embedrock.store.pins import Pins
+from embedrock.store.changes import Changing
 from embedrock.store.specs import asked_of, spec_of
 from embedrock.table import Table
 
 __all__ = ["Store"]
 
 
-class Store(Pins):
+class Store(Changing):
     """An open store. ``embedrock.open`` makes it; close it, or use it in a ``with`` statement.
 
     One process writes to a store at a time. Any verb may be called from several threads at once.

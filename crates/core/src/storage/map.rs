@@ -111,6 +111,8 @@ impl super::StorageFreeze for MapStorage {}
 /// It has no files that a commit needs: its pieces are the rows.
 impl super::StoragePins for MapStorage {}
 
+impl super::StorageChanges for MapStorage {}
+
 impl Storage for MapStorage {}
 
 /// A map without tables.

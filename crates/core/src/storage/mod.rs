@@ -6,6 +6,7 @@
 //! [`Residents`]. Pages, their reader and the buffer of dirty rows are tools of every layout.
 
 mod buffer;
+mod changes;
 #[cfg(test)]
 mod contract;
 mod facts;
@@ -27,6 +28,7 @@ mod sweep;
 mod traits;
 
 pub use buffer::{DirtyRow, FlushBuffer};
+pub use changes::{RowChange, SlotSet};
 pub use facts::{ClassFacts, OpenAt, TableFacts};
 pub use kinds::{
     DiskNeed, IndexMemory, check_class, create, disk_bytes_for, index_memory, is_packed,
@@ -47,9 +49,9 @@ pub use report::{Cut, MergeCounts, SpaceBound, StorageMemory, StorageStats, Unit
 pub use size::{PAGE_SIZES, choose_page, possible_pages};
 pub use sweep::{Areas, Checked, Finding, Sweep, SweptRow, TakeRows};
 pub use traits::{
-    Hearer, Storage, StorageBudget, StorageCounts, StorageFreeze, StorageJournal, StoragePins,
-    StorageRead, StorageRecovery, StorageRefresh, StorageSpace, StorageSweeps, StorageTables,
-    StorageUpkeep, StorageWrite, Unit,
+    Hearer, Storage, StorageBudget, StorageChanges, StorageCounts, StorageFreeze, StorageJournal,
+    StoragePins, StorageRead, StorageRecovery, StorageRefresh, StorageSpace, StorageSweeps,
+    StorageTables, StorageUpkeep, StorageWrite, Unit,
 };
 
 /// What a layout asks about rows in DRAM while it moves stored copies.

@@ -3,8 +3,8 @@
 
 use super::{
     Areas, Begun, Checked, Cut, DirtyRow, Finding, Found, Freeze, FreezePlan, OpenAt, PageAddress,
-    PageSource, Parts, Region, Residents, Resolved, Share, SpaceBound, StorageMemory, StorageStats,
-    Sweep, TableFacts, UnitReport, Want,
+    PageSource, Parts, Region, Residents, Resolved, RowChange, Share, SlotSet, SpaceBound,
+    StorageMemory, StorageStats, Sweep, TableFacts, UnitReport, Want,
 };
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium};
@@ -96,6 +96,33 @@ pub trait StorageSweeps {
         progress: &mut dyn FnMut(u64, u64) -> Result<()>,
         said: &mut dyn FnMut(Finding),
     ) -> Result<Checked>;
+}
+
+/// What was changed since an earlier commit. Only rows that have versions tell.
+pub trait StorageChanges {
+    /// Hands over what changes of the class, as the journal has them, did to rows, in their order.
+    /// Upkeep that moves a row says that it was written.
+    fn read_changes(&self, bytes: &[u8], each: &mut dyn FnMut(RowChange)) -> Result<()> {
+        let _ = (bytes, each);
+        bail!(Unsupported, "rows of this storage have no versions")
+    }
+
+    /// Slots of the newest copies of a table's rows; `None` where rows may lie elsewhere.
+    fn stored_slots(&self, table: u16) -> Option<SlotSet> {
+        let _ = table;
+        None
+    }
+
+    /// Begins a sweep of the newest copies of a table that lie in these slots of the log.
+    fn sweep_slots(&mut self, table: u16, slots: &SlotSet) -> Result<Box<dyn Sweep>> {
+        let _ = (table, slots);
+        bail!(Unsupported, "rows of this storage have no versions")
+    }
+
+    /// Whether a key of which the log has no copy any more may have its row elsewhere.
+    fn has_rows_below(&self) -> bool {
+        false
+    }
 }
 
 /// Dirty rows on their way to storage, and deletes.
@@ -337,6 +364,13 @@ pub trait StoragePins {
         Parts::default()
     }
 
+    /// Where the file of pages has rows of the commit that was opened: rising ranges of offsets and
+    /// lengths, in whole blocks of `block_bytes`, a multiple of a page. Nothing has changed since.
+    fn blocks(&self, block_bytes: u64) -> Vec<(u64, u64)> {
+        let _ = block_bytes;
+        Vec::new()
+    }
+
     /// Keeps these parts for the pinned commit of this number, which is kept at this moment or was
     /// pinned when the storage was opened. `Corrupt` where the files do not have them.
     fn pin(&mut self, pin: u64, parts: &Parts) -> Result<()> {
@@ -449,6 +483,7 @@ pub trait StorageRefresh {
 pub trait Storage:
     StorageRead
     + StorageSweeps
+    + StorageChanges
     + StorageWrite
     + StorageJournal
     + StorageSpace

@@ -28,8 +28,10 @@ pub use commit::PendingCommit;
 pub use engine::MemoryUse;
 pub use files::place::check_place;
 pub use stats::{ClassStats, CommitStats, DeviceStats, RowReads, Stats, UpkeepStats, WrittenBytes};
+pub use sweeps::changes::{ChangedRows, Changes, Since};
 pub use sweeps::check::{CheckReport, Problem, check};
 pub use sweeps::copy::{CopyOptions, CopyReport, copy, copy_with};
+pub use sweeps::files::{CommitFile, CommitFiles, finish_pull};
 pub use sweeps::freeze::{
     CANDIDATES_MAX, FreezeError, FreezeOptions, FreezeReport, Frozen, PlannedPages, freeze,
     freeze_again,

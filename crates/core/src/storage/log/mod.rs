@@ -7,6 +7,7 @@
 //! is outdated by writing a newer one elsewhere, never in place. What changed in the index is
 //! handed out as deltas, which the journal keeps.
 
+mod changes;
 mod check;
 mod cleaner;
 mod create;

@@ -14,6 +14,25 @@ impl StoragePins for ClassLog {
         self.segments.parts()
     }
 
+    fn blocks(&self, block_bytes: u64) -> Vec<(u64, u64)> {
+        let pages_per_block = (block_bytes / self.layout().page_bytes as u64).max(1) as u32;
+        let slots_per_block = pages_per_block.saturating_mul(self.layout().rows_per_page as u32);
+        let slots = u64::from(self.segments.count()) * self.rows_per_segment();
+        let mut has_rows = vec![false; (slots / u64::from(slots_per_block)) as usize + 1];
+        for (_, index) in &self.tables {
+            index.slots().for_each(|slot| has_rows[(slot / slots_per_block) as usize] = true);
+        }
+        let mut ranges: Vec<(u64, u64)> = Vec::new();
+        for (block, _) in (0u64..).zip(has_rows).filter(|(_, has)| *has) {
+            let at = block * block_bytes;
+            match ranges.last_mut() {
+                Some((first, length)) if *first + *length == at => *length += block_bytes,
+                _ => ranges.push((at, block_bytes)),
+            }
+        }
+        ranges
+    }
+
     fn pin(&mut self, pin: u64, parts: &Parts) -> Result<()> {
         let pinned = self.segments.pin(pin, parts);
         pinned.map_err(|error| error.context(self.file().name()))

@@ -23,6 +23,16 @@ impl NewestCopies {
         self.bits.get(bit as usize / 64).is_some_and(|word| word >> (bit % 64) & 1 == 1)
     }
 
+    /// The bits, of slots where the copies are of one table.
+    pub(super) fn into_bits(self) -> Vec<u64> {
+        self.bits
+    }
+
+    /// The same, to be changed.
+    pub(super) fn bits_mut(&mut self) -> &mut [u64] {
+        &mut self.bits
+    }
+
     fn has_page(&self, page: u32) -> bool {
         let slots = page * self.per_page..(page + 1) * self.per_page;
         { slots }.step_by(self.slots_per_bit as usize).any(|slot| self.contains(slot))
@@ -55,13 +65,8 @@ impl NewestCopies {
 impl StorageSweeps for ClassLog {
     fn sweep(&mut self, table: Option<u16>) -> Box<dyn Sweep> {
         let copies = self.newest_copies(table);
-        Box::new(PageSweep {
-            pages: self.page_snapshot(|page| copies.has_page(page)),
-            table,
-            copies,
-            next: 0,
-            ticket: self.segments.begin_read(),
-        })
+        let ticket = self.segments.begin_read();
+        Box::new(self.page_sweep(table, copies, ticket))
     }
 
     fn advance(&mut self, _: &mut dyn Sweep) {}
@@ -88,6 +93,17 @@ impl StorageSweeps for ClassLog {
 }
 
 impl ClassLog {
+    /// A sweep of these copies, which a read ticket protects.
+    pub(super) fn page_sweep(
+        &self,
+        table: Option<u16>,
+        copies: NewestCopies,
+        ticket: u64,
+    ) -> PageSweep {
+        let pages = self.page_snapshot(|page| copies.has_page(page));
+        PageSweep { pages, table, copies, next: 0, ticket }
+    }
+
     /// The newest copies of a table, or of all tables.
     pub(super) fn newest_copies(&self, table: Option<u16>) -> NewestCopies {
         let per_page = self.layout().rows_per_page as u32;
@@ -113,7 +129,7 @@ impl ClassLog {
 
 /// A sweep under way. It has all that it needs of the log as that was when it began. Its ticket
 /// keeps pages on the device from being written again.
-struct PageSweep {
+pub struct PageSweep {
     pages: PageSnapshot,
     table: Option<u16>,
     copies: NewestCopies,

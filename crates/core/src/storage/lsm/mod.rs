@@ -28,6 +28,7 @@ mod pick;
 mod pins;
 mod recovery;
 mod room;
+mod row_changes;
 mod select;
 mod set_aside;
 mod stats;

@@ -16,6 +16,10 @@ impl StoragePins for Lsm {
         Parts { partitions: self.bottom.parts(), ..self.top.parts() }
     }
 
+    fn blocks(&self, block_bytes: u64) -> Vec<(u64, u64)> {
+        self.top.blocks(block_bytes)
+    }
+
     fn pin(&mut self, pin: u64, parts: &Parts) -> Result<()> {
         self.top.pin(pin, parts)?;
         self.bottom.pin(pin, &parts.partitions);

@@ -20,9 +20,9 @@ pub use resize::{Resize, resize};
 
 use super::{
     ClassFacts, Cut, DirtyRow, Found, MergeCounts, PageAddress, PageSource, Residents, Resolved,
-    Share, SpaceBound, Storage, StorageBudget, StorageCounts, StorageFreeze, StorageJournal,
-    StorageMemory, StoragePins, StorageRead, StorageSpace, StorageStats, StorageTables,
-    StorageUpkeep, StorageWrite, TableFacts, UnitReport, Want, Written, log,
+    Share, SpaceBound, Storage, StorageBudget, StorageChanges, StorageCounts, StorageFreeze,
+    StorageJournal, StorageMemory, StoragePins, StorageRead, StorageSpace, StorageStats,
+    StorageTables, StorageUpkeep, StorageWrite, TableFacts, UnitReport, Want, Written, log,
 };
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium};
@@ -165,6 +165,8 @@ impl Storage for Pmem {}
 
 /// Rows are newer than any commit: a store that has some pins none.
 impl StoragePins for Pmem {}
+
+impl StorageChanges for Pmem {}
 
 impl StorageFreeze for Pmem {}
 

@@ -6,7 +6,7 @@
 
 use super::History;
 use crate::error::{Result, bail};
-use crate::io::OpenMode;
+use crate::io::{Medium, OpenMode};
 use crate::store::Inner;
 use crate::store::files::head::{Head, Tells};
 use crate::store::files::holds;
@@ -43,7 +43,7 @@ impl Inner {
         }
         let begun = self.take_for_commit(history, growth, |_| {
             self.remove_if_there(&name_of(number))?;
-            self.begin_with_pin(number, last)
+            begin_with_pin(&*self.medium, self.seed, number, last)
         });
         let journal = begun.inspect_err(|_| {
             // Without a commit in it, opening removes it.
@@ -70,34 +70,38 @@ impl Inner {
         history.journal = Some(journal);
         Ok(())
     }
+}
 
-    /// A journal file with the records of a pinned commit, whose own comes last and makes the
-    /// others count.
-    fn begin_with_pin(&self, number: u64, pin: u64) -> Result<JournalFile> {
-        let medium = &*self.medium;
-        let name = name_of(pin_number(pin));
-        let Some(mut reader) = JournalReader::open(medium, self.seed, pin_number(pin))? else {
-            bail!(Corrupt, "{name} has no valid header; restore it from a copy");
-        };
-        let mut journal = JournalFile::create(medium, self.seed, number, VERSION_OF_PINS)?;
-        while let Some(kind) = reader.next()? {
-            if kind != RecordKind::Commit {
-                journal.append(kind, reader.payload())?;
-                continue;
-            }
-            journal.file().sync()?;
-            medium.sync_dir()?;
-            let mut record: CommitRecord = read_json(reader.payload(), "commit")?;
-            record.gone_back = true;
-            let json = serde_json::to_vec(&record).expect("records are plain data");
-            journal.append(RecordKind::Commit, &json)?;
-            journal.file().sync()?;
-            return Ok(journal);
+/// A journal file with the records of a pinned commit, whose own comes last and makes the
+/// others count.
+pub(in crate::store) fn begin_with_pin(
+    medium: &dyn Medium,
+    seed: u64,
+    number: u64,
+    pin: u64,
+) -> Result<JournalFile> {
+    let name = name_of(pin_number(pin));
+    let Some(mut reader) = JournalReader::open(medium, seed, pin_number(pin))? else {
+        bail!(Corrupt, "{name} has no valid header; restore it from a copy");
+    };
+    let mut journal = JournalFile::create(medium, seed, number, VERSION_OF_PINS)?;
+    while let Some(kind) = reader.next()? {
+        if kind != RecordKind::Commit {
+            journal.append(kind, reader.payload())?;
+            continue;
         }
-        bail!(
-            Corrupt,
-            "{name} is damaged at byte {}, before its commit; restore it from a copy",
-            reader.position()
-        );
+        journal.file().sync()?;
+        medium.sync_dir()?;
+        let mut record: CommitRecord = read_json(reader.payload(), "commit")?;
+        record.gone_back = true;
+        let json = serde_json::to_vec(&record).expect("records are plain data");
+        journal.append(RecordKind::Commit, &json)?;
+        journal.file().sync()?;
+        return Ok(journal);
     }
+    bail!(
+        Corrupt,
+        "{name} is damaged at byte {}, before its commit; restore it from a copy",
+        reader.position()
+    );
 }

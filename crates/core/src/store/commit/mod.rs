@@ -12,7 +12,7 @@ mod by_hand;
 mod capture;
 mod cycle;
 pub(super) mod first_write;
-mod from_pin;
+pub(super) mod from_pin;
 mod held;
 mod history;
 mod pending;

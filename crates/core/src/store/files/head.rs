@@ -55,7 +55,7 @@ impl Head {
         Self { sequence, oldest, term, tells: Tells::All }
     }
 
-    fn encode(self, seed: u64) -> Vec<u8> {
+    pub(in crate::store) fn encode(self, seed: u64) -> Vec<u8> {
         let mut bytes = self.sequence.to_le_bytes().to_vec();
         bytes.extend_from_slice(&xxh3_64_with_seed(&bytes, seed).to_le_bytes());
         let mut second = self.oldest.to_le_bytes().to_vec();

@@ -246,7 +246,6 @@ mod tests {
             ("true", "false", 3999),
             ("\"dtype\"", "\"storage\":\"lsm\",\"dtype\"", 4000),
             ("null,\"born\":true", "null,\"packed\":true,\"born\":false", 124),
-            ("\"num_embeddings\":1000", "\"num_embeddings\":null,\"packed\":true", 0),
         ] {
             let error = table(from, to, file_bytes).expect_err(to);
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{to}: {error}");

@@ -123,7 +123,7 @@ pub fn copy_with(
     to: &CopyOptions,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<CopyReport> {
-    let source = open_commit(path.as_ref(), to.step, to.pin.clone(), to.memory)?;
+    let source = open_commit(path.as_ref(), to.step, to.pin.clone(), to.memory, None)?;
     let tables = source.tables();
     tables.iter().try_for_each(|info| check_ids(&to.spec(info)))?;
     let cold_directory = to.cold_directory.as_deref();
@@ -232,17 +232,19 @@ fn keep_rows(
     kept
 }
 
-/// The last commit of the store at `path`, or that of `step` or `pin`, to read.
+/// The last commit of the store at `path`, or that of `step` or `pin`, to read. `cold_directory` is
+/// where its partitions are, if they were moved.
 pub(super) fn open_commit(
     path: &Path,
     step: Option<u64>,
     pin: Option<String>,
     memory: Memory,
+    cold_directory: Option<PathBuf>,
 ) -> Result<Store> {
     // Absolute, so that it stays right when the working directory changes meanwhile.
     let path = absolute(path)?;
-    let options =
-        StoreOptions { step, pin, read_only: true, create: false, ..StoreOptions::new(memory) };
+    let options = StoreOptions { step, pin, cold_directory, ..StoreOptions::new(memory) };
+    let options = StoreOptions { read_only: true, create: false, ..options };
     let source = Store::open(path, options)?;
     if source.last_commit().is_none() {
         bail!(NotFound, "{} has no commit to copy", source.path().display());

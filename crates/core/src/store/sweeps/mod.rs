@@ -5,8 +5,10 @@ use super::engine::Class;
 use crate::error::Result;
 use crate::storage::{Sweep, TakeRows};
 
+pub(in crate::store) mod changes;
 pub(in crate::store) mod check;
 pub(in crate::store) mod copy;
+pub(in crate::store) mod files;
 pub(in crate::store) mod freeze;
 pub(in crate::store) mod gather;
 mod rate;

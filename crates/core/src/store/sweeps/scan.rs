@@ -9,7 +9,7 @@ use crate::config::TableId;
 use crate::error::{Result, bail};
 use crate::metrics::Timed;
 use crate::row::RowLayout;
-use crate::storage::Sweep;
+use crate::storage::{SlotSet, Sweep};
 use crate::store::engine::Table;
 use crate::store::verbs::direct::region_of;
 use crate::store::verbs::rows::{Effect, Keys, RowOp, RowView};
@@ -89,6 +89,15 @@ impl Store {
         Ok(Scan::new(self, found, Cursor::Swept { class: found.class, sweep }))
     }
 
+    /// As `scan_stored`, of rows alone that lie in these slots of the log. No row is written first.
+    pub(in crate::store) fn scan_slots(&self, table: TableId, slots: &SlotSet) -> Result<Scan> {
+        let engine = self.inner.planned_engine()?;
+        self.inner.forget_ended_scans(&engine);
+        let found = self.inner.table_of(&engine, table)?;
+        let sweep = engine.classes[found.class].log.lock().sweep_slots(found.id(), slots)?;
+        Ok(Scan::new(self, found, Cursor::Swept { class: found.class, sweep }))
+    }
+
     /// An order-free digest of all written rows, values and state: equal tables have equal
     /// digests, whatever the budget, the layout on disk and the history. `progress(done, all)`
     /// counts rows and may end it by an error.
@@ -164,6 +173,15 @@ impl Scan {
             done += n;
         }
         Ok(done)
+    }
+
+    /// The next rows as they are stored: their keys, and the words of all. None at the end; at most
+    /// `most`.
+    pub(in crate::store) fn next_words(&mut self, most: usize) -> Result<(&[u64], &[f32])> {
+        let begin = if self.fill(most)? { self.given } else { self.keys.len() };
+        self.given = self.keys.len().min(begin + most);
+        let (rows, width) = (begin..self.given, self.layout.row_words());
+        Ok((&self.keys[rows.clone()], &self.words[rows.start * width..rows.end * width]))
     }
 
     /// Makes sure that rows are waiting to be given out; false at the end.

@@ -89,7 +89,7 @@ fn a_store_made_before_keeps_the_index_that_its_record_says() {
 #[test]
 fn more_rows_than_expected_take_from_the_cache_and_then_name_the_budget_that_works() {
     let medium = SimMedium::new(3);
-    let options = options_within(400 << 10);
+    let options = options_within(600 << 10);
     let store = Store::open_on(Arc::new(medium.clone()), options).unwrap();
     let spec = TableSpec {
         num_embeddings: Some(400_000),

@@ -120,6 +120,8 @@ macro_rules! pass {
 
 impl crate::storage::StorageFreeze for Probe {}
 
+impl crate::storage::StorageChanges for Probe {}
+
 impl Storage for Probe {}
 
 impl StorageRead for Probe {
@@ -339,6 +341,7 @@ impl StoragePins for Probe {
     pass! {
         fn begun(&) -> Begun;
         fn parts(&) -> Parts;
+        fn blocks(& block_bytes: u64) -> Vec<(u64, u64)>;
         fn bytes_of_pin(& parts: &Parts, others: &[&Parts]) -> u64;
         mut fn pin(& pin: u64, parts: &Parts) -> Result<()>;
         mut fn unpin(& pin: u64);

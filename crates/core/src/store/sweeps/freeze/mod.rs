@@ -118,7 +118,7 @@ pub fn freeze(
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<FreezeReport> {
     options.check()?;
-    let source = open_commit(path.as_ref(), options.step, None, options.memory)?;
+    let source = open_commit(path.as_ref(), options.step, None, options.memory, None)?;
     let tables = source.tables();
     let names: Vec<&str> = tables.iter().map(|info| info.spec.name.as_str()).collect();
     let named = named(&names, plans)?;

@@ -1,0 +1,89 @@
+"""`embedrock pull URL STORE`: a commit that was pushed to object storage, as a store."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from embedrock.cli import output
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    """Adds the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "pull",
+        help="make a store of a commit that was pushed",
+        description=(
+            "Makes a store of the newest commit that was pushed to a URL, or of that of --step, "
+            "and verifies all of it. One that was cut off goes on where it was."
+        ),
+    )
+    output.add_url(command)
+    command.add_argument(
+        "store", type=Path, metavar="STORE", nargs="?", help="the new store's directory"
+    )
+    which = command.add_mutually_exclusive_group()
+    which.add_argument(
+        "--step", type=output.natural, metavar="N", help="the commit of this step (the newest)"
+    )
+    which.add_argument(
+        "--number", type=output.positive, metavar="N", help="the push of this number (the newest)"
+    )
+    which.add_argument("--list", action="store_true", help="list the pushes that are there instead")
+    command.add_argument(
+        "--in-flight",
+        type=output.positive,
+        default=8,
+        metavar="N",
+        help="pieces received at once (8)",
+    )
+    output.add_json(command)
+    command.set_defaults(run=run)
+    return command
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Pulls or lists, and says what."""
+    from embedrock import objects
+    from embedrock.errors import MisuseError
+    from embedrock.report import progress
+
+    options = output.options_of(arguments)
+    if arguments.list:
+        return _list(arguments, objects.list(arguments.url, options=options))
+    if arguments.store is None:
+        raise MisuseError("name the new store's directory, or give --list")
+    with progress.Task(progress.for_terminal(), "pulling") as task:
+        done = objects.pull(
+            arguments.url,
+            arguments.store,
+            step=arguments.step,
+            number=arguments.number,
+            options=options,
+            in_flight=arguments.in_flight,
+            progress=task.callback(),
+        )
+    if arguments.json:
+        output.print_json(done)
+    else:
+        print(
+            f"{arguments.store}: push {done['number']}, commit at step {done['step']}, "
+            f"{done['rows']:,} rows verified, {output.human_bytes(done['received_bytes'])} received"
+        )
+    return 0
+
+
+def _list(arguments: argparse.Namespace, pushes: list[dict[str, Any]]) -> int:
+    from datetime import datetime, timezone
+
+    if arguments.json:
+        output.print_json(pushes)
+        return 0
+    rows = [["push", "step", "pushed (UTC)", "bytes", "sent"]]
+    for push in pushes:
+        when = datetime.fromtimestamp(push["pushed"], timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+        sizes = [output.human_bytes(push[name]) for name in ("bytes", "sent_bytes")]
+        rows.append([str(push["number"]), str(push["step"]), when, *sizes])
+    output.print_table(rows)
+    return 0

@@ -1,0 +1,102 @@
+"""What a URL has: manifests by their number, and how long things stay."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from embedrock.errors import CorruptError, EmbedrockError, NotFoundError
+from embedrock.objects.manifest import (
+    BY_LENGTH,
+    MANIFESTS,
+    PUSHES,
+    SUMMARY_BYTES,
+    Manifest,
+    Summary,
+    manifest_name,
+    number_of,
+    summary_of,
+)
+from embedrock.objects.remote import Found, Remote
+
+__all__ = [
+    "PRUNE_AGE",
+    "PUSH_TIME",
+    "REUSE_AGE",
+    "Announced",
+    "announced",
+    "numbers",
+    "read",
+    "read_summary",
+    "whose",
+]
+
+PUSH_TIME = timedelta(days=3)
+"""A push that takes longer is not published."""
+REUSE_AGE = timedelta(days=3)
+"""Pieces that no manifest names are used again by a push that begins before they are older."""
+PRUNE_AGE = timedelta(days=7)
+"""Pieces that no manifest names are not removed before they are older, which is more than both
+together: so none goes that a push which may still be published has counted on."""
+
+
+class Announced:
+    """What a push or a prune has written down of itself."""
+
+    def __init__(self, name: str, by: str, since: datetime) -> None:
+        """``since`` is the storage's clock."""
+        self.name, self.by, self.since = name, by, since
+
+
+def whose(path: Path | None = None) -> str:
+    """This process, for people: it is named where two meet."""
+    of = f" of {path}" if path is not None else ""
+    return f"process {os.getpid()} on {socket.gethostname()}{of}"[:BY_LENGTH]
+
+
+@contextlib.contextmanager
+def announced(remote: Remote, by: str) -> Iterator[Announced]:
+    """Something goes on at the URL. What dies or fails leaves its announcement, so that the next
+    push finds what it has sent; pruning takes it away. It tells the storage's clock, too, and that
+    one may write there."""
+    name = secrets.token_hex(6)
+    place = f"{PUSHES}/{name}.json"
+    remote.put(place, json.dumps({"by": by}).encode())
+    yield Announced(name, by, remote.modified(place))
+    with contextlib.suppress(EmbedrockError):
+        remote.delete([place])
+
+
+def numbers(remote: Remote) -> list[Found]:
+    """The manifests that there are, pruned ones too, by rising number."""
+    found = [found for found in remote.below(MANIFESTS) if number_of(found.name) is not None]
+    return sorted(found, key=lambda found: found.name)
+
+
+def read_summary(remote: Remote, name: str) -> Summary:
+    """Errors: ``NotFoundError``, ``CorruptError``, ``UnsupportedError``."""
+    line, end, _ = bytes(remote.get(name, SUMMARY_BYTES)).partition(b"\n")
+    if not end:
+        raise CorruptError(f"{remote.url}: {name} is no manifest: its first line has no end")
+    return _numbered(summary_of(line, f"{remote.url}: {name}"), name)
+
+
+def read(remote: Remote, name: str) -> Manifest:
+    """Errors: ``NotFoundError``, for a pruned one too; ``CorruptError``, ``UnsupportedError``."""
+    manifest = Manifest.decode(bytes(remote.get(name)), f"{remote.url}: {name}")
+    _numbered(manifest.summary, name)
+    if manifest.summary.pruned is not None:
+        raise NotFoundError(f"{remote.url}: push {manifest.summary.number} was pruned")
+    return manifest
+
+
+def _numbered(summary: Summary, name: str) -> Summary:
+    if manifest_name(summary.number) != name:
+        raise CorruptError(f"{name} is the manifest of push {summary.number} under another name")
+    return summary

@@ -1,0 +1,379 @@
+"""Push: a commit of a store, which may be in use, to object storage.
+
+The commit is held while its files are read. Each piece is read once: what is sent is what was
+digested. The manifest comes last, and only where there is none of its number, so a push that ends
+anywhere before leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from embedrock import _core
+from embedrock._arguments import (
+    Progress,
+    function,
+    named_path,
+    named_path_or_none,
+    step_or_pin,
+    whole,
+    whole_or_none,
+)
+from embedrock.errors import (
+    CorruptError,
+    IoError,
+    LockedError,
+    MismatchError,
+    MisuseError,
+    NotFoundError,
+)
+from embedrock.objects import history
+from embedrock.objects.history import Announced
+from embedrock.objects.manifest import (
+    PIECES,
+    PUSHES,
+    Manifest,
+    Piece,
+    PushedFile,
+    Summary,
+    digest_of,
+    files_line,
+    manifest_name,
+    piece_name,
+)
+from embedrock.objects.parallel import side_by_side
+from embedrock.objects.remote import Remote, TakenError
+from embedrock.store import Store
+
+__all__ = ["push"]
+
+PIECE_BYTES_MIN, PIECE_BYTES_MAX = 256 << 10, 4 << 20
+_PIECES_OF_A_STORE = 1024
+"""Where pieces have neither the least nor the most bytes, a store has about so many."""
+
+
+def push(
+    store: Store | str | os.PathLike[str],
+    url: Any,
+    *,
+    step: int | str | None = None,
+    options: Mapping[str, Any] | None = None,
+    in_flight: int = 8,
+    piece_bytes: int | None = None,
+    cold_directory: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Sends what object storage lacks of one commit of a store, the last one by default.
+
+    Args:
+        store: The store, or its path. It may be open and written to meanwhile, here or elsewhere.
+        url: ``s3://bucket/path``, ``gs://…``, ``az://…`` or ``file:///folder``, for this store
+            alone; or a store of ``obstore``.
+        step: The step of a commit that is kept or pinned, or the name of a pin.
+        options: What ``obstore`` takes beside the URL: settings of the storage by name
+            (``endpoint``, ``region``, ``access_key_id``, …), ``client_options``, ``retry_config``,
+            ``credential_provider``. The environment (``AWS_…``) is read, too.
+        in_flight: Pieces read and sent at once.
+        piece_bytes: Bytes of a piece, a power of two from 262,144 to 4,194,304. What was pushed to
+            the URL before says it; else it depends on the size of the store.
+        cold_directory: Where the store's partitions are, if they were moved.
+        progress: Called as ``progress(done, total)``, in bytes of the commit.
+
+    Returns a dict: ``number`` of the push, ``step``, ``sequence``, ``bytes`` of the commit,
+    ``sent_bytes`` and ``sent_pieces``, and ``is_new``, which is False where the newest push has the
+    same already.
+
+    Errors: ``NotFoundError`` for a store, commit, bucket or folder that is not there;
+    ``MismatchError`` where the URL has pushes of another store; ``LockedError`` naming the push
+    that was made meanwhile; ``UnsupportedError`` where a table has storage ``"pmem"``;
+    ``CommitGoneError``, ``FullError``, ``IoError``.
+
+    Blocking: reads all that the commit needs. *Memory*: the index of the commit, and ``in_flight``
+    pieces. Durability: when it returns; a push that was cut off changes nothing that can be pulled,
+    and the next one uses what it has sent.
+    """
+    number, pin = step_or_pin("step", step)
+    workers = whole("in_flight", in_flight, 1)
+    size = _piece_bytes(piece_bytes)
+    function("progress", progress, "bytes done and in all")
+    path, number = _place(store, number, pin)
+    held = _core.CommitFiles(
+        path, number, pin, named_path_or_none("cold_directory", cold_directory)
+    )
+    try:
+        remote = Remote(url, options, make=True)
+        by = history.whose(path)
+        with history.announced(remote, by) as own:
+            return _Push(held, remote, own, workers, size, progress).run()
+    finally:
+        held.close()
+
+
+def _place(
+    store: Store | str | os.PathLike[str], step: int | None, pin: str | None
+) -> tuple[Path, int | None]:
+    """Where a store is, and the step that is meant: of a reader, that of its own commit."""
+    if not isinstance(store, Store):
+        return named_path("store", store), step
+    if store.read_only and step is None and pin is None:
+        step = store.step
+    return Path(store.path), step
+
+
+def _piece_bytes(value: int | None) -> int | None:
+    size = whole_or_none("piece_bytes", value, PIECE_BYTES_MIN)
+    if size is not None and (size & (size - 1) or size > PIECE_BYTES_MAX):
+        raise MisuseError(
+            f"piece_bytes is {size}, expected a power of two from {PIECE_BYTES_MIN} to "
+            f"{PIECE_BYTES_MAX}"
+        )
+    return size
+
+
+class _Job(NamedTuple):
+    """A piece that is to be sent, if need be: of which file, and where it goes."""
+
+    file: int
+    path: str
+    offset: int
+    length: int
+
+
+class _Push:
+    """A push under way."""
+
+    def __init__(
+        self,
+        held: _core.CommitFiles,
+        remote: Remote,
+        own: Announced,
+        workers: int,
+        piece_bytes: int | None,
+        progress: Progress | None,
+    ) -> None:
+        self._held, self._remote, self._own = held, remote, own
+        self._workers, self._size, self._progress = workers, piece_bytes, progress
+        self._commit: dict[str, Any] = held.commit()
+        self._uuid = held.uuid()
+        self._began = time.monotonic()
+        self._known: dict[str, str] = {}
+        """The push that sent each piece that may be counted on, by digest."""
+        self._known_lock = threading.Lock()
+        """Guards what is known and sent. Nothing is asked of the storage under it."""
+        self._unproven: set[str] = set()
+        """Digests whose pieces a push has left that was cut off: in a folder they may be torn."""
+        self._sent_bytes = self._sent_pieces = 0
+
+    def run(self) -> dict[str, Any]:
+        """Sends what is lacking, then the manifest."""
+        newest = self._newest()
+        if newest is not None:
+            self._known = {piece.digest: piece.push for piece in newest.pieces()}
+        self._find_left()
+        size = self._size_of_pieces(newest)
+        files = self._files(size)
+        head = self._held.head().hex()
+        # All of it was read by now.
+        self._held.expect()
+        if newest is not None and self._is_same(newest, files):
+            return self._told(newest.summary, is_new=False)
+        if time.monotonic() - self._began > history.PUSH_TIME.total_seconds():
+            raise IoError(
+                f"{self._remote.url}: the push took more than {history.PUSH_TIME}, so what it "
+                f"counted on may have been pruned; push again: what was sent is not sent again"
+            )
+        summary = Summary(
+            number=newest.summary.number + 1 if newest is not None else 1,
+            store=self._uuid,
+            push=self._own.name,
+            by=self._own.by,
+            pushed=int(time.time()),
+            step=self._commit["step"],
+            sequence=self._commit["sequence"],
+            committed=self._commit["unix_time"],
+            piece_bytes=size,
+            bytes=sum(piece.length for file in files for piece in file.pieces),
+            sent_bytes=self._sent_bytes,
+            head=head,
+            files=digest_of(files_line(files)),
+        )
+        self._publish(Manifest(summary, files))
+        return self._told(summary, is_new=True)
+
+    def _told(self, summary: Summary, *, is_new: bool) -> dict[str, Any]:
+        return {
+            "number": summary.number,
+            "step": summary.step,
+            "sequence": summary.sequence,
+            "bytes": summary.bytes,
+            "sent_bytes": self._sent_bytes,
+            "sent_pieces": self._sent_pieces,
+            "is_new": is_new,
+        }
+
+    def _newest(self) -> Manifest | None:
+        found = history.numbers(self._remote)
+        if not found:
+            return None
+        newest = history.read(self._remote, found[-1].name)
+        other = newest.summary.store
+        if other != self._uuid:
+            raise MismatchError(
+                f"{self._remote.url} has pushes of store {other} (the last one by "
+                f"{newest.summary.by}), and this is store {self._uuid}: name another URL for it"
+            )
+        return newest
+
+    def _find_left(self) -> None:
+        """What pushes have sent that were cut off, or go on, counts while it is young."""
+        others = {
+            found.name.removeprefix(f"{PUSHES}/").removesuffix(".json")
+            for found in self._remote.below(PUSHES)
+            if self._own.since - found.modified < history.REUSE_AGE + history.PUSH_TIME
+        }
+        others.discard(self._own.name)
+        if not others:
+            return
+        for found in self._remote.below(PIECES):
+            digest, _, push = found.name.rpartition("/")[2].partition(".")
+            young = self._own.since - found.modified < history.REUSE_AGE
+            if push in others and young and digest not in self._known:
+                self._known[digest] = push
+                self._unproven.add(digest)
+
+    def _size_of_pieces(self, newest: Manifest | None) -> int:
+        """That of the pushes before, or nothing would be the same."""
+        before = newest.summary.piece_bytes if newest is not None else None
+        if before is not None and self._size not in (None, before):
+            raise MismatchError(
+                f"{self._remote.url} has pieces of {before} bytes, and piece_bytes is "
+                f"{self._size}; leave it out"
+            )
+        size = before or self._size
+        if size is None:
+            wanted = max(self._held.rows_bytes() // _PIECES_OF_A_STORE, 1)
+            size = 1 << (wanted - 1).bit_length()
+        return min(max(size, PIECE_BYTES_MIN), PIECE_BYTES_MAX)
+
+    def _files(self, size: int) -> list[PushedFile]:
+        """The files of the commit, once all their pieces are there."""
+        listed = self._held.list(size)
+        jobs = list(_jobs(listed, size))
+        total = sum(job.length for job in jobs)
+        pieces: list[list[Piece]] = [[] for _ in listed]
+        done = 0
+        self._report(0, total)
+        for job, piece in side_by_side(self._workers, jobs, self._piece, "embedrock-push"):
+            pieces[job.file].append(piece)
+            done += job.length
+            self._report(done, total)
+        return [
+            PushedFile(name, length, room, sorted(of))
+            for (name, _, length, _, room), of in zip(listed, pieces, strict=True)
+        ]
+
+    def _report(self, done: int, total: int) -> None:
+        if self._progress is not None:
+            self._progress(done, total)
+
+    def _piece(self, job: _Job) -> Piece:
+        """Reads a piece, and sends it unless it is there."""
+        content = self._read(job)
+        digest = digest_of(content)
+        with self._known_lock:
+            push = self._known.get(digest)
+            doubtful = push is not None and digest in self._unproven
+        if push is not None and doubtful and not self._is_whole(piece_name(digest, push), digest):
+            push = None
+        if push is None:
+            push = self._own.name
+            self._remote.put(piece_name(digest, push), content)
+            with self._known_lock:
+                self._sent_bytes += job.length
+                self._sent_pieces += 1
+        with self._known_lock:
+            self._known[digest] = push
+            self._unproven.discard(digest)
+        return Piece(job.offset, job.length, digest, push)
+
+    def _is_whole(self, name: str, digest: str) -> bool:
+        """Whether a piece is what its name says, and durable. Object storage has no others."""
+        if not self._remote.is_folder:
+            return True
+        try:
+            if digest_of(self._remote.get(name)) != digest:
+                return False
+            self._remote.sync(name)
+            return True
+        except NotFoundError:
+            return False
+
+    def _read(self, job: _Job) -> bytes:
+        """A piece, in memory of its own: a storage may keep what it was given."""
+        try:
+            descriptor = os.open(job.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            self._held.expect()
+            raise CorruptError(f"{job.path} is missing; restore it from a copy") from error
+        except OSError as error:
+            raise IoError(f"{job.path}: {error.strerror}") from error
+        try:
+            content = os.pread(descriptor, job.length, job.offset)
+            while len(content) < job.length:
+                end = job.offset + len(content)
+                more = os.pread(descriptor, job.length - len(content), end)
+                if not more:
+                    self._held.expect()
+                    raise CorruptError(
+                        f"{job.path} ends at byte {end}, expected {job.length} bytes at "
+                        f"{job.offset}; restore it from a copy"
+                    )
+                content += more
+        except OSError as error:
+            if isinstance(error, IoError):
+                raise
+            raise IoError(f"{job.path}, at byte {job.offset}: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+        return content
+
+    def _is_same(self, newest: Manifest, files: list[PushedFile]) -> bool:
+        """Whether the newest push has this very commit."""
+
+        def seen(of: list[PushedFile]) -> list[Any]:
+            return [(f.name, f.bytes, [piece[:3] for piece in f.pieces]) for f in of]
+
+        is_of = newest.summary.sequence == self._commit["sequence"]
+        return is_of and seen(newest.files) == seen(files)
+
+    def _publish(self, manifest: Manifest) -> None:
+        number = manifest.summary.number
+        name = manifest_name(number)
+        try:
+            self._remote.create(name, manifest.encode())
+        except TakenError as error:
+            other = history.read_summary(self._remote, name)
+            # An answer was lost, and the request repeated.
+            if other.push == manifest.summary.push:
+                return
+            raise LockedError(
+                f"{self._remote.url}: push {number}, of step {other.step}, was made meanwhile by "
+                f"{other.by}; that one counts, and this one of step {manifest.summary.step} does "
+                f"not: push again, what was sent is not sent again"
+            ) from error
+
+
+def _jobs(listed: list[Any], size: int) -> Iterator[_Job]:
+    """The pieces of all files: at multiples of their size, so that what stays has the same."""
+    for at, (_, path, _, ranges, _) in enumerate(listed):
+        for offset, length in ranges:
+            end = offset + length
+            while offset < end:
+                until = min(end, (offset // size + 1) * size)
+                yield _Job(at, str(path), offset, until - offset)
+                offset = until
