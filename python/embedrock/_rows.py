@@ -8,6 +8,7 @@ alone; what works in this process only asks with :func:`here`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from embedrock._arrays import ArrayLike, Keys
@@ -107,6 +108,14 @@ class CollectiveStore(RowStore, Protocol):
 
     def _absent_part(self, table: Any, factors: dict[str, Any]) -> Any:
         """The part of an optimizer step of a table of which this process has no gradient."""
+
+    def _history(self) -> list[int]:
+        """What tells the rows of one time from those of another, the same for all processes: two
+        halves of an id, number and step of the last commit, 0, whether rows may have changed since,
+        and a number by chance for each opening and going back."""
+
+    def _refusing(self, verb: str) -> AbstractContextManager[None]:
+        """What goes wrong before a call begins is told to the processes that wait within it."""
 
 
 def here(store: RowStore, what: str) -> None:

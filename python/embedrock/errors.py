@@ -15,6 +15,8 @@ keys are float64, expected int64 or uint64; convert ids with .astype(np.int64), 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 __all__ = [
     "BudgetError",
     "BudgetWarning",
@@ -127,6 +129,26 @@ class RankError(EmbedrockError):
         """Takes the message and the rank that it is of."""
         super().__init__(message)
         self.rank = rank
+
+    def __reduce__(self) -> tuple[Callable[..., RankError], tuple[str, str, int]]:
+        """By the kind, whose class is made when it is needed."""
+        kinds = [base.__name__ for base in type(self).__bases__ if base is not RankError]
+        return rank_error, (kinds[-1], str(self.args[0]), self.rank)
+
+
+def rank_error(kind: str, message: str, rank: int) -> RankError:
+    """The error of a rank: a ``RankError`` that is also of the kind that it had raised."""
+    base = globals().get(kind)
+    if not (isinstance(base, type) and issubclass(base, EmbedrockError)):
+        return RankError(f"{message} ({kind})", rank)
+    if issubclass(base, RankError) or base is EmbedrockError:
+        return RankError(message, rank)
+    if kind not in _KINDS:
+        _KINDS[kind] = type("RankError", (RankError, base), {"__module__": __name__})
+    return _KINDS[kind](message, rank)
+
+
+_KINDS: dict[str, type[RankError]] = {}
 
 
 class CallbackError(EmbedrockError):

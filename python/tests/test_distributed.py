@@ -209,14 +209,16 @@ def rounded(rank: int, world: int, folder: Path) -> Any:
         )
         user = embedrock.nn.Embedding(None, DIM, name="user", padding_idx=5, **common)
         again = embedrock.nn.Embedding(None, DIM, name="user", padding_idx=5, **common)
+        whole = {**common, "dtype": torch.float32}
+        exact = embedrock.nn.EmbeddingBag(ITEMS, DIM, mode="sum", name="exact", **whole)
         keys = np.arange(50)
         initial = [module.table.get(keys) for module in (bag, user)]
-        optimizer = embedrock.optim.RowWiseAdagrad(torch.nn.ModuleList([bag, user]), lr=0.05)
+        optimizer = embedrock.optim.RowWiseAdagrad(torch.nn.ModuleList([bag, user, exact]), lr=0.05)
         for _ in range(STEPS):
             ids = torch.from_numpy(random.integers(0, 50, (12, 6)))
             own = ids[rank * 12 // world : (rank + 1) * 12 // world]
             out = bag(own) + user(own[:, 0]) * again(own[:, 1])
-            out.float().square().sum().backward()
+            (out.float().square().sum() + exact(own).square().sum()).backward()
             optimizer.step()
         with pytest.raises(UnsupportedError, match="presum=False"):
             embedrock.nn.Embedding(None, DIM, name="user", scale_grad_by_freq=True, **common)
@@ -229,7 +231,7 @@ def test_every_occurrence_gives_the_same_bits_for_any_number_of_ranks(tmp_path: 
     together = []
     for world in (1, 2, 3):
         found = ranks.run(world, rounded, tmp_path)
-        rows: dict[str, dict[int, Any]] = {"item": {}, "user": {}}
+        rows: dict[str, dict[int, Any]] = {"item": {}, "user": {}, "exact": {}}
         for initial, own in found:
             for one, other in zip(initial, found[0][0], strict=True):
                 np.testing.assert_array_equal(one, other)

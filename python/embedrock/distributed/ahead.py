@@ -30,7 +30,7 @@ from embedrock.distributed.making import digest_of
 from embedrock.distributed.payload import Payload, by_table, pieces_of
 from embedrock.distributed.routing import Route
 from embedrock.distributed.table import ShardTable
-from embedrock.errors import ClosedError, EmbedrockError, MisuseError, NotFoundError, RankError
+from embedrock.errors import ClosedError, EmbedrockError, MisuseError, NotFoundError
 
 if TYPE_CHECKING:
     from embedrock.distributed.shard import Shard
@@ -203,6 +203,17 @@ class ShardWindow:
             begin += length
         return kept
 
+    def _forget_rows(self) -> None:
+        """The store of this rank has gone back, and its window forgot everything: ids that are
+        known stay so, and their rows are read when they are needed.
+
+        Blocking: until all ranks have announced what this one has.
+        """
+        for result in self._open.values():
+            if result.exception() is None and (kept := result.result()) is not None:
+                kept.local = None
+        self._shard.store.window.clear()
+
     def _close(self) -> None:
         if not self._closed:
             self._closed = True
@@ -249,7 +260,7 @@ class ShardWindow:
             # A rank that has no more names no tables.
             try:
                 met = exchange.meet(Verb("announce"), failed=failed, note=note)
-            except RankError:
+            except Exception:  # of whatever kind: the pass ends for all, or for nobody
                 job.of.ended = job.of is not self._usual
                 raise
             if not met.notes.all():

@@ -61,7 +61,15 @@ class ShardBatches(Generic[B]):
 
     def __iter__(self) -> Iterator[B]:
         """A pass over the loader. Collective, and so is each step of it."""
-        self.left_out, self._position = 0, self._state()
+        ahead = 0 if self._finder is None else self._ahead
+        told = f"{ahead} batches ahead" if ahead else "nothing ahead"
+        failed: BaseException | None = None
+        try:
+            self.left_out, self._position = 0, self._state()
+        except Exception as error:
+            failed = error
+        with self._shard.exchange as exchange:  # with other ones, ranks would wait for each other
+            exchange.meet(Verb("batches", (), ahead, told), failed=failed)
         return self._plain() if self._finder is None else self._announced(self._finder)
 
     def __len__(self) -> int:

@@ -9,7 +9,8 @@ that fails or does something else than the others. What always holds:
 * A rank that fails before a payload still sends its header, with a flag. All ranks then raise the
   same :class:`~embedrock.errors.RankError`, which is also of the kind that the rank had raised.
 * After a lost connection or a time-out nobody knows what the others have had: every later call
-  raises that error again.
+  raises that error again. So it does where an exception of this rank alone, such as that of Ctrl-C
+  or of no memory, has cut off a verb: others may wait for the rest of it.
 
 Only ``all_to_all_single`` and ``all_gather`` of equal sizes are used: gloo has no more that takes
 uneven or empty parts.
@@ -21,7 +22,7 @@ import datetime
 import hashlib
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from embedrock import errors
-from embedrock.errors import EmbedrockError, IoError, MismatchError, MisuseError, RankError
+from embedrock.errors import EmbedrockError, IoError, MismatchError, MisuseError, rank_error
 
 __all__ = ["Exchange", "Met", "Verb", "group_of"]
 
@@ -105,6 +105,10 @@ class Exchange:
         self.bytes_sent = 0
         """To other ranks, headers included."""
         self._broken: str | None = None
+        self._verb: Verb | None = None
+        """The last one that was begun within this ``with``."""
+        self._raised: BaseException | None = None
+        """What all ranks raise together."""
         self._buffers: dict[str, Tensor] = {}
         self._sent = torch.zeros(self.world, _WORDS, dtype=torch.int64)
         self._received = torch.zeros_like(self._sent)
@@ -122,10 +126,21 @@ class Exchange:
         if self._broken is not None:
             self._busy.release()
             raise IoError(self._broken)
+        self._verb = self._raised = None
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Ends it."""
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Ends it. Between a header and its payload the package raises no error of its own that
+        the other ranks do not raise, too."""
+        verb, raised = self._verb, self._raised
+        self._verb = self._raised = None
+        alone = error is not None and error is not raised and not isinstance(error, EmbedrockError)
+        if alone and verb is not None and self._broken is None:
+            self._broken = (
+                f"{verb} on rank {self.rank} of {self.world} was cut off by "
+                f"{type(error).__name__}, and the other ranks may wait for the rest of it: start "
+                f"all ranks again at their last common commit"
+            )
         self._busy.release()
 
     def meet(
@@ -146,6 +161,7 @@ class Exchange:
         different things, ``MismatchError`` where they do the same in different ways; ``IoError``
         where a rank is gone, or does not come in time.
         """
+        self._verb = verb
         sent = self._sent.numpy()
         sent[:, _DIGEST] = self._digest(verb)
         sent[:, _FAILED] = failed is not None
@@ -252,6 +268,7 @@ class Exchange:
         rank = next((rank for rank, one in enumerate(texts) if one), self.rank)
         kind, _, message = texts[rank].partition("\n")
         if failed is not None and not isinstance(failed, EmbedrockError):
+            self._raised = failed
             raise failed
         told = f"{verb}: rank {rank} of {self.world}: {message}{beside}"
         raise rank_error(kind, told, rank) from failed
@@ -270,22 +287,6 @@ class Exchange:
             f"ranks call different verbs: rank 0 {mine}, rank {other} {others}; every rank has to "
             f"make the same calls in the same order, one without ids or gradients too"
         )
-
-
-def rank_error(kind: str, message: str, rank: int) -> RankError:
-    """The error of a rank: a ``RankError`` that is also of the kind that it had raised."""
-    base = getattr(errors, kind, None)
-    if not (isinstance(base, type) and issubclass(base, EmbedrockError)):
-        return RankError(f"{message} ({kind})", rank)
-    if issubclass(base, RankError) or base is EmbedrockError:
-        return RankError(message, rank)
-    if kind not in _KINDS:
-        _KINDS[kind] = type("RankError", (RankError, base), {"__module__": RankError.__module__})
-    made: RankError = _KINDS[kind](message, rank)
-    return made
-
-
-_KINDS: dict[str, Any] = {}
 
 
 def _first_line(error: BaseException) -> str:

@@ -21,11 +21,12 @@ def unscale_together(
     """See ``Shard.unscale_``. torch's ``ShardedGradScaler`` goes the same way."""
     found = 0
     states = []
-    for optimizer in optimizers:
-        scaler.unscale_(optimizer)
-        if scaler.is_enabled():
-            states.append(scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"])
-            found |= any(bool(value.item()) for value in states[-1].values())
+    with shard._refusing("unscale_"):
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
+            if scaler.is_enabled():
+                states.append(scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"])
+                found |= any(bool(value.item()) for value in states[-1].values())
     with shard.exchange as exchange:
         anywhere = exchange.meet(Verb("unscale_"), note=found).notes.any()
     for state in states:

@@ -34,12 +34,13 @@ from embedrock._keys import KeysNamed
 from embedrock._listeners import Listeners
 from embedrock._rows import Bounds
 from embedrock._verbs import Floats, NonFinite
+from embedrock.commits import Commit
 from embedrock.distributed.ahead import ShardWindow
 from embedrock.distributed.batches import ShardBatches
 from embedrock.distributed.changes import Changes
 from embedrock.distributed.commits import RankCommits
 from embedrock.distributed.exchange import Exchange, Verb, group_of
-from embedrock.distributed.making import make_table
+from embedrock.distributed.making import digest_of, make_table
 from embedrock.distributed.payload import Payload, gather, pieces_of, split_by
 from embedrock.distributed.routing import BUCKETS, Ranks, Route, contiguous_owners
 from embedrock.distributed.scaling import unscale_together
@@ -84,7 +85,9 @@ class Shard(RankCommits):
 
     **Collective.** All ranks make, read and step modules in one order, a rank without ids or
     gradients too; :meth:`batches` ends all loops together. What one rank refuses raises
-    :class:`~embedrock.errors.RankError` on all, and so do calls that differ.
+    :class:`~embedrock.errors.RankError` on all, and calls that differ an error, too. What a module
+    refuses before it reads (offsets of bags, types of ids) is raised on its rank alone, as is what
+    a program's own code raises: a rank ends then, and does not go on a batch behind the others.
 
     Args:
         store: The store of this rank, open to write. All are made with one ``seed``.
@@ -95,8 +98,9 @@ class Shard(RankCommits):
         wire_dtype: ``"bfloat16"`` halves the bytes of rows and gradients between ranks, and keeps
             8 bits of each value: a relative error of 2**-9 at most. What is stored is not rounded.
         presum: Whether a rank sums its gradients of equal ids before it sends them. Sums of floats
-            depend on their order: without, bits are the same for any number of ranks over the same
-            global batch, for more bytes.
+            depend on their order: without, rows of a table that a step reads for one feature
+            alone, once, have the same bits for any number of ranks over the same global batch, for
+            more bytes. Those of several features come rank by rank, and round as that goes.
         binding: Which rank has which bucket; None: runs in the order of ranks.
         timeout: Seconds that a rank waits for the others in a call; None: as long as the backend
             does by itself, 30 minutes.
@@ -155,8 +159,14 @@ class Shard(RankCommits):
         detail = hash((owners, presum, self.reduction == "mean", wire == "float32"))
         told = f"{reduction=}, wire_dtype={wire!r}, {presum=}, owners {_shown(self.owners)}"
         verb = Verb("Shard", (), detail, told)
+        own = np.array([digest_of(store.id), store._branch], np.int64)
         with self.exchange:
-            self.exchange.meet(verb)
+            met = self.exchange.meet(verb, counts=np.tile(own, (self.world, 1)), tables=2)
+        # Of all stores together, whichever rank has which.
+        self._id, self._branch = np.bitwise_xor.reduce(met.counts, axis=0).tolist()
+        if self._binding is not None:
+            self._id = digest_of(self._binding.run)
+        self._returned = store._returns
 
     def __repr__(self) -> str:
         return (
@@ -280,6 +290,18 @@ class Shard(RankCommits):
         sent = self.exchange.bytes_sent + self.window._exchange.bytes_sent
         return {**self._counts, "bytes_sent": sent}
 
+    def go_back(self, step: int) -> Commit:
+        """Goes back to a commit that all ranks have, in place. Collective; returns this rank's.
+
+        As :meth:`embedrock.Store.go_back`, but later commits are dropped at once on all ranks.
+        Within a loop over :meth:`batches` their ids stay known; rows that were read ahead do not.
+
+        Errors: the same on all ranks: as there; ``MisuseError`` where ranks give different steps.
+        """
+        made = super().go_back(step)
+        self.window._forget_rows()
+        return made
+
     def batches(
         self,
         loader: Iterable[B],
@@ -310,7 +332,8 @@ class Shard(RankCommits):
         A mean over ranks of means over their batches gives samples of a small batch more weight.
         With it, rows and dense parameters get the gradient of the mean over all samples.
         """
-        own = whole("count", count, 0)
+        with self._refusing("loss_weight"):
+            own = whole("count", count, 0)
         with self.exchange as exchange:
             total = int(exchange.meet(Verb("loss_weight"), note=own).notes.sum())
         return own * self.world / total if total else 0.0
@@ -326,6 +349,12 @@ class Shard(RankCommits):
     @property
     def _returns(self) -> int:
         return self.store._returns
+
+    def _history(self) -> list[int]:
+        step = self.step
+        at = [0, -1] if step is None else [step, step]
+        branch = self._branch + self.store._returns - self._returned
+        return [0, self._id, *at, 0, int(self.uncommitted[0] > 0), branch]
 
     def _has_table(self, name: str) -> bool:
         return self.store._has_table(name)

@@ -10,6 +10,10 @@ they have, and the commit that they followed. Rows that ``put`` or ``modify`` wr
 not seen, nor are those of tables on persistent memory behind a crash. Rows of a server are not told
 apart: others change them meanwhile.
 
+Of a store that ranks share, numbers are those that all ranks have in common, because one rank often
+saves a state dict for all: its id is that of the run or of all stores, a step is a commit's number,
+and written keys, of which each rank has its own, are not counted.
+
 Layout of the tensor, int64:
 
 ========== =======================================================================
@@ -18,7 +22,7 @@ place      content
 0          version of this layout: 1
 1, 2       the store's id, upper and lower half; 0, 0 of a server
 3, 4, 5    the last commit's number, step and time; 0, -1, 0 where there was none
-6          batches that had changed rows since
+6          batches that had changed rows since; of ranks 1 where there were any
 7          the branch: a number by chance for each opening and going back
 8, 9       of the first table: updates so far, keys that are written
 10, 11 …   of the others, in the order of ``module.tables``
@@ -35,7 +39,7 @@ from torch import Tensor
 
 from embedrock._arguments import shown
 from embedrock._loading import is_dense_only, loading_dense_only
-from embedrock._rows import RowStore, RowTable
+from embedrock._rows import CollectiveStore, RowStore, RowTable
 from embedrock.errors import MismatchError
 from embedrock.store import Store
 from embedrock.table import Table
@@ -55,7 +59,9 @@ _DENSE_ONLY = "embedrock.nn.loading_dense_only() loads the dense part and leaves
 def rows_now(store: RowStore, tables: Sequence[RowTable]) -> Tensor:
     """What tells the rows that these tables have now from those of other steps."""
     store._listeners.before()  # steps that a pipeline has made are applied first
-    if store._elsewhere is not None:
+    if store._collective:
+        numbers = _numbers_of_ranks(cast(CollectiveStore, store), tables)
+    elif store._elsewhere is not None:
         numbers = [_VERSION, *_AT_A_SERVER, *([0, 0] * len(tables))]
     else:
         numbers = _numbers(cast(Store, store), cast("Sequence[Table]", tables))
@@ -77,6 +83,9 @@ def check(state: Any, store: RowStore, tables: Sequence[RowTable], named: str) -
             f"{size} numbers, as state_dict() of a module with {len(tables)} tables writes; "
             f"{_DENSE_ONLY}"
         )
+    if store._collective:
+        _check_ranks(state.tolist(), cast(CollectiveStore, store), tables, named)
+        return
     if store._elsewhere is not None:
         return  # all its trainers change the rows, between any two steps of this one
     _check_here(state.tolist(), cast(Store, store), cast("Sequence[Table]", tables), named)
@@ -110,6 +119,40 @@ def _check_here(saved: list[int], store: Store, tables: Sequence[Table], named: 
         f"{_when(now)}: dense parameters and rows would be of different steps; "
         f"{_way_back(saved, store)}; {_DENSE_ONLY}"
     )
+
+
+def _check_ranks(
+    saved: list[int], store: CollectiveStore, tables: Sequence[RowTable], named: str
+) -> None:
+    store._listeners.before()
+    now = _numbers_of_ranks(store, tables)
+    if saved[1:3] != now[1:3]:
+        raise MismatchError(
+            f"{named}: the state dict was not saved beside rows of the stores that these ranks "
+            f"have; {_DENSE_ONLY}, if its rows are known to fit, as those of a copy do"
+        )
+    is_other = saved[6] > 0 and now[6] > 0 and saved[7] != now[7]
+    if saved[_TABLES_FROM:] == now[_TABLES_FROM:] and saved[3] <= now[3] and not is_other:
+        return
+    raise MismatchError(
+        f"{named}: the state dict was saved {_when_of_ranks(saved)}, and the rows of the ranks are "
+        f"those {_when_of_ranks(now)}: dense parameters and rows would be of different steps; call "
+        f"shard.go_back(step) on all ranks first, if its rows were committed then; {_DENSE_ONLY}"
+    )
+
+
+def _numbers_of_ranks(store: CollectiveStore, tables: Sequence[RowTable]) -> list[int]:
+    found = [_VERSION, *store._history()]
+    for table in tables:
+        own = cast(Any, table).local
+        found += [own.store._core.table_info(own._handle)["updates"], 0]
+    return found
+
+
+def _when_of_ranks(numbers: Sequence[int]) -> str:
+    updates = ", ".join(f"{n:,}" for n in numbers[_TABLES_FROM::2])
+    at = "before the first commit" if numbers[4] < 0 else f"at the commit of step {numbers[4]}"
+    return f"{at}{' and later batches' if numbers[6] else ''} ({updates} updates)"
 
 
 def _numbers(store: Store, tables: Sequence[Table]) -> list[int]:

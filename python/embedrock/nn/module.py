@@ -69,7 +69,8 @@ class RowsModule(nn.Module):  # type: ignore[misc]
     **State dicts.** ``state_dict()`` has no rows: it says which they were, as a tensor under
     ``_extra_state``. ``load_state_dict`` of one that was saved beside other rows is refused with
     ``MismatchError``, ``strict`` or not: dense parameters and rows would be of different steps.
-    Rows at a server are not looked at, which others change meanwhile. ``store.go_back(step)``
+    Of rows that ranks share updates alone are compared, and any rank's state dict is for all. Rows
+    at a server are not looked at, which others change meanwhile. ``store.go_back(step)``
     brings the rows of a commit back; :func:`embedrock.nn.loading_dense_only` loads the dense part
     alone.
 

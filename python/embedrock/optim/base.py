@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from embedrock._arguments import choice, flag, function, iterated, number, shown
 from embedrock._arrays import as_keys
-from embedrock._rows import RowStore, RowTable
+from embedrock._rows import CollectiveStore, RowStore, RowTable
 from embedrock._verbs import NON_FINITE, NonFinite
 from embedrock.clip import Clip, bounds, coefficient
 from embedrock.errors import MismatchError, MisuseError, NonFiniteError, UnsupportedError
@@ -135,7 +136,9 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                     continue
                 _, batches = waiting.setdefault(id(store), (store, []))
                 batches.append((pending, *gradient, group))
-        self._apply([(*each, self._parts(each[1])) for each in waiting.values()])
+        with _refusing(store for store, _ in waiting.values()):
+            stores = [(*each, self._parts(each[1])) for each in waiting.values()]
+        self._apply(stores)
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -190,9 +193,11 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Makes the step in every store, within the bounds."""
         norms, dense = [0.0] * len(stores), _Dense([])
         if self.clip is not None and self.clip.norm is not None:
-            dense = _Dense(p.grad for p in self.dense if p.grad is not None)
-            self.norm = dense.norm
-            if not self._accepts(dense.norm):
+            with _refusing(store for store, *_ in stores):
+                dense = _Dense(p.grad for p in self.dense if p.grad is not None)
+                self.norm = dense.norm
+                accepted = self._accepts(dense.norm)
+            if not accepted:
                 for _, batches, _ in stores:
                     self._drop(batches)
                 return
@@ -321,6 +326,13 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for beta in pair_of_betas(group.get("betas", (0.0, 0.0))):
             if not 0.0 <= beta < 1.0:
                 raise MisuseError(f"betas are {group['betas']}, expected numbers from 0 to below 1")
+
+
+def _refusing(stores: Iterable[RowStore]) -> AbstractContextManager[None]:
+    """What this process refuses before a step is told to those that wait for it: in the first
+    store that several processes share, whose step all of them make first."""
+    first = next((store for store in stores if store._collective), None)
+    return nullcontext() if first is None else cast(CollectiveStore, first)._refusing("update")
 
 
 def accumulator(given: Any) -> float | None:
