@@ -124,9 +124,9 @@ def _held(
 ) -> _core.CommitFiles:
     """The commit that is meant: of a reader, its own."""
     path = _path_of(store)
-    own = None
-    if isinstance(store, Store) and store.read_only and step is None and pin is None:
-        own = store._core.last_commit()
+    if not isinstance(store, Store) or not store.read_only or (step, pin) != (None, None):
+        return _core.CommitFiles(path, step, pin, cold)
+    own = store._core.last_commit()
     if own is None:
         return _core.CommitFiles(path, step, pin, cold)
     # A step may have been committed again; a name has one commit.
@@ -136,8 +136,9 @@ def _held(
         f"but the reader keeps: pin a commit when it is made (commit(…, pin=)) to push it later, "
         f"or push the last one (by the store's path)"
     )
+    name = pins[0] if pins else None
     try:
-        held = _core.CommitFiles(path, None if pins else own["step"], *pins[:1] or [None], cold)
+        held = _core.CommitFiles(path, None if pins else own["step"], name, cold)
     except NotFoundError as error:
         raise NotFoundError(gone) from error
     if held.commit()["sequence"] != own["sequence"]:

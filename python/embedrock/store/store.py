@@ -310,7 +310,7 @@ class Store(Changing):
         meta: Any = None,
         state: Mapping[str, bytes] | None = None,
         *,
-        wait: bool,
+        wait: bool = ...,
         pin: str | None = None,
     ) -> Commit | PendingCommit: ...
 
