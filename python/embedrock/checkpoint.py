@@ -79,7 +79,7 @@ class CommittedStore(Protocol):
         """The named byte strings of that commit."""
 
     def commit(
-        self, step: int, meta: Any = None, state: Any = None, *, wait: bool = True
+        self, step: int, meta: Any = None, state: Any = None, *, wait: bool
     ) -> Commit | PendingCommit:
         """Makes a commit."""
 
