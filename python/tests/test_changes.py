@@ -310,4 +310,4 @@ def test_the_command_says_how_far_it_is(
     assert main([*command, "--skip-bad"]) == 2
     assert "--skip-bad is for a log" in capsys.readouterr().err
     assert main(["follow", str(copied), "--store", str(tmp_path / "none"), "--once"]) == 2
-    assert "there is no store at" in capsys.readouterr().err
+    assert "none holds no store" in capsys.readouterr().err
