@@ -160,7 +160,7 @@ class Changes:
             )
         except BaseException as error:
             if self._shard.world > 1:
-                self._shard._failed = (
+                self._shard._fail(
                     f"{verb} may be made by some ranks and not by others ({error}); go back to the "
                     f"last commit that all have, or end all ranks and start again"
                 )

@@ -70,7 +70,8 @@ class RankCommits:
         self._binding, failed = None, None
         self._looked_at = set()
         if isinstance(bound, Bound):
-            self._binding, self.store._of_ranks = bound.binding, NAME
+            self._binding = bound.binding
+            self.store._commits_with(NAME)
         else:
             try:
                 if NAME in self.store.state():
@@ -224,6 +225,10 @@ class RankCommits:
             f"the commit of step {self.step} is of {world} ranks, and its stores were divided anew "
             f"since; what it has of each rank's generators and loader is of none of these"
         )
+
+    def _fail(self, reason: str) -> None:
+        """Notes why no rank commits before it has gone back."""
+        self._failed = reason
 
     def _give_up(self, error: BaseException) -> None:
         """Takes the place of a commit of this rank that cannot come: all ranks raise its error."""

@@ -251,6 +251,10 @@ class Handle:
                 )
         return moved
 
+    def _commits_with(self, name: str) -> None:
+        """From now on every commit has the byte string of that name."""
+        self._of_ranks = name
+
     def _opened(self, arguments: dict[str, Any], place: tuple[int, int] | None) -> None:
         """Notes what it was opened with, to write, and where."""
         self._arguments, self._place = arguments, place
