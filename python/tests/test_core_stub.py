@@ -80,6 +80,7 @@ def test_the_module_has_exactly_the_names_of_the_stub() -> None:
 def test_each_class_has_exactly_the_methods_of_the_stub() -> None:
     classes = [node for node in stub_tree().body if isinstance(node, ast.ClassDef)]
     assert {node.name for node in classes} == {
+        "Changes",
         "CommitFiles",
         "Hyper",
         "PendingCommit",
