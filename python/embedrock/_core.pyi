@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "Changes",
+    "CommitFiles",
     "Hyper",
     "PendingCommit",
     "Permits",
@@ -27,6 +28,7 @@ __all__ = [
     "copy",
     "count_pages",
     "distinct",
+    "finish_pull",
     "freeze",
     "gather",
     "hash_pieces",
