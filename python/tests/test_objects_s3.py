@@ -54,14 +54,18 @@ def test_pushes_of_a_store_in_use_come_back_and_are_pruned(tmp_path: Path, bucke
         finally:
             stop.set()
             writer.join()
+    # A commit that was pushed already makes no other push.
+    pushed = [done for done in pushed if done["is_new"]]
     listed = objects.list(url, options=options)
     assert [push["step"] for push in listed] == [done["step"] for done in pushed]
+    assert len(pushed) > 1
     for done in pushed:
         place = tmp_path / f"p{done['number']}"
         objects.pull(url, place, number=done["number"], options=options)
         assert contents_at(place) == committed[done["step"]]
     pruned = objects.prune(url, 1, alone=True, options=options)
-    assert pruned["pruned"] == 2 and pruned["removed_pieces"] > 0 and pruned["missing"] == []
+    assert pruned["pruned"] == len(pushed) - 1
+    assert pruned["removed_pieces"] > 0 and pruned["missing"] == []
     objects.pull(url, tmp_path / "left", options=options)
     assert contents_at(tmp_path / "left") == committed[pushed[-1]["step"]]
     with pytest.raises(NotFoundError, match="push 1 was pruned"):
@@ -95,9 +99,10 @@ def test_a_manifest_is_created_by_one_alone(
         before = Remote.create
 
         def slow(self: Remote, name: str, content: bytes) -> None:
-            with monkeypatch.context() as patched:
-                patched.setattr(Remote, "create", before)
-                objects.push(store, url, options=options)
+            if name.startswith("manifests/"):
+                with monkeypatch.context() as patched:
+                    patched.setattr(Remote, "create", before)
+                    objects.push(store, url, options=options)
             before(self, name, content)
 
         monkeypatch.setattr(Remote, "create", slow)
