@@ -26,13 +26,13 @@ class ChangedRows(NamedTuple):
     table: str
     """The table's name."""
     keys: npt.NDArray[np.int64]
-    """(N,) int64: keys of rows that were written."""
+    """Keys of rows that were written, ``(N,)`` int64."""
     values: Floats
-    """(N, embedding_dim) float32: these rows, whatever the table's dtype is."""
+    """These rows, ``(N, embedding_dim)`` float32, whatever the dtype of the table is."""
     state: Floats | None
-    """(N, state_words) float32: their optimizer state, where it was asked for."""
+    """Their optimizer state, ``(N, state_words)`` float32, where it was asked for."""
     deleted: npt.NDArray[np.int64]
-    """(M,) int64: keys that have no row any more."""
+    """Keys that have no row any more, ``(M,)`` int64."""
 
 
 class Changes(Iterator[ChangedRows]):
