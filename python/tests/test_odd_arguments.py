@@ -360,6 +360,14 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         lambda w: optim.SGD(w.bag).load_state_dict,
         lambda w: {"state_dict": optim.SGD(w.bag).state_dict()},
     ),
+    "follow.apply_changes": (
+        lambda w: follow.apply_changes,
+        lambda w: {"store": w.store, "changes": []},
+    ),
+    "follow.StoreFollower": (
+        lambda w: follow.StoreFollower,
+        lambda w: {"copy": w.store, "source": w.new_path(), "memory": "64MiB"},
+    ),
     "follow.LogWriter": (lambda w: follow.LogWriter, lambda w: {"directory": w.new_path()}),
     "follow.LogReader": (lambda w: follow.LogReader, lambda w: {"directory": log_of(w)}),
     "follow.Follower": (
@@ -635,6 +643,11 @@ NOT_MADE_BY_CALLERS = {
     "follow.RemoteSource",
     "follow.Kafka",  # these need a broker: test_kafka_message.py
     "follow.KafkaWriter",
+    "follow.KafkaPublisher",
+    "follow.Published",
+    "follow.StoreFollowed",
+    "ChangedRows",
+    "Changes",
 }
 
 

@@ -27,6 +27,7 @@ _VERSION = 1
 _HEAD = "head"
 """The file of a store that is written with each commit."""
 _NO_META = ""
+_CHANGES = "what Store.changes gives"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,15 @@ def apply_changes(store: Store, changes: Iterable[ChangedRows]) -> tuple[int, in
     ...     embedrock.follow.apply_changes(other, store.changes(since=1))
     (1, 0)
     """
-    tables = store.tables
+    tables = instance("store", store, Store).tables
     rows = deleted = 0
-    for batch in changes:
+    try:
+        batches = iter(changes)
+    except (TypeError, RuntimeError) as error:  # what PyTorch says of a jagged tensor
+        raise MisuseError(f"changes is {shown(changes)}, expected {_CHANGES}") from error
+    for batch in batches:
+        if not isinstance(batch, ChangedRows):
+            raise MisuseError(f"changes has {shown(batch)}, expected {_CHANGES}")
         table = tables.get(batch.table)
         if table is None:
             names = ", ".join(repr(name) for name in tables) or "none"
