@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--power-batch", type=int, default=20_000, help="edges a step")
     group.add_argument("--power-negatives", type=int, default=200, help="shared by a step")
     group.add_argument("--power-exponent", type=float, default=0.8, help="of degree by rank")
-    group.add_argument("--power-order", choices=("beta", "comet"), default="beta")
+    group.add_argument(
+        "--power-order", choices=("beta", "comet"), default="beta", help="of partitions"
+    )
     group.add_argument("--power-resident", type=float, default=0.0, help="share of rows that stay")
 
 
