@@ -59,7 +59,9 @@ def apply_changes(store: Store, changes: Iterable[ChangedRows]) -> tuple[int, in
     >>> with embedrock.open("other.store", memory="4MiB") as other:
     ...     made = other.table("ads", 4, optimizer="adagrad")
     ...     embedrock.follow.apply_changes(other, store.changes(since=1))
+    ...     other.commit(step=2).step
     (1, 0)
+    2
     """
     tables = instance("store", store, Store).tables
     rows = deleted = 0

@@ -7,12 +7,12 @@ import json
 import os
 import secrets
 import socket
-import warnings
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
+from embedrock._warnings import warn
 from embedrock.errors import CorruptError, EmbedrockError, NotFoundError, UnsupportedError
 from embedrock.objects.manifest import (
     BY_LENGTH,
@@ -117,7 +117,7 @@ def whole_or_none(read_it: Callable[[Remote, str], T], remote: Remote, name: str
     try:
         return read_it(remote, name)
     except CorruptError as error:
-        warnings.warn(f"a push is left out: {error}", UserWarning, stacklevel=4)
+        warn(f"a push is left out: {error}")
         return None
 
 
