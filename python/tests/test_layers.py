@@ -13,8 +13,8 @@ PACKAGE = Path(__file__).parents[1] / "embedrock"
 ARCHITECTURE = PACKAGE.parents[1] / "ARCHITECTURE.md"
 
 GROUPS = {
-    "values": "_core _optional errors _arguments _arrays _distinct _hashing _keys _listeners "
-    "_loading _memory _rows _warnings clip commits initializers optimizers",
+    "values": "_core _optional errors _arguments _arrays _distinct _durable _hashing _keys "
+    "_listeners _loading _memory _rows _warnings clip commits initializers optimizers",
     "data": "data",
     "trace": "trace",
     "observe": "observe",

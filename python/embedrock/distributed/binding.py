@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from embedrock._durable import sync
+from embedrock.distributed.routing import BUCKETS
 from embedrock.errors import CorruptError, MismatchError, UnsupportedError
 
 if TYPE_CHECKING:
     from embedrock.store import Store
 
 __all__ = [
-    "BUCKETS",
     "NAME",
     "UNFINISHED",
     "Binding",
@@ -37,13 +37,10 @@ __all__ = [
     "new_folder",
     "owners_of",
     "runs_of",
-    "sync_folder",
     "table_digests",
     "wrong_with",
 ]
 
-BUCKETS = 1024
-"""Of every table, for ever."""
 NAME = "ranks"
 """The byte string of a commit's state that has the binding."""
 UNFINISHED = "unfinished-reshard"
@@ -122,16 +119,7 @@ def new_folder(path: Path) -> None:
     if path.is_dir():
         return
     path.mkdir(exist_ok=True)
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Waits until the disk has what names a folder has."""
-    file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+    sync(path.parent)
 
 
 @dataclass(frozen=True)

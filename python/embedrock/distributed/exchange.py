@@ -210,17 +210,21 @@ class Exchange:
             self._buffers[name] = kept
         return kept[:count]
 
-    def _gather_texts(self, verb: Verb, text: str) -> list[str]:
-        """A text of each rank, cut where it is too long."""
-        own = np.zeros(_TEXT_BYTES, np.uint8)
-        encoded = text.encode()[:_TEXT_BYTES]
-        own[: len(encoded)] = np.frombuffer(encoded, np.uint8)
-        found = [torch.empty(_TEXT_BYTES, dtype=torch.uint8) for _ in range(self.world)]
+    def gather(self, verb: Verb, own: bytes, size: int) -> list[bytes]:
+        """What each rank has, filled up with zeros to ``size``, which is the same on all."""
+        padded = np.zeros(size, np.uint8)
+        padded[: len(own)] = np.frombuffer(own, np.uint8)
+        found = [torch.empty(size, dtype=torch.uint8) for _ in range(self.world)]
         try:
-            dist.all_gather(found, torch.from_numpy(own), group=self.group)
+            dist.all_gather(found, torch.from_numpy(padded), group=self.group)
         except RuntimeError as error:
             raise self._lost(verb, error) from error
-        return [bytes(one.numpy()).rstrip(b"\0").decode(errors="ignore") for one in found]
+        return [bytes(one.numpy()) for one in found]
+
+    def _gather_texts(self, verb: Verb, text: str) -> list[str]:
+        """A text of each rank, cut where it is too long."""
+        found = self.gather(verb, text.encode()[:_TEXT_BYTES], _TEXT_BYTES)
+        return [one.rstrip(b"\0").decode(errors="ignore") for one in found]
 
     def _all_to_all(
         self,

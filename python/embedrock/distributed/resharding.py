@@ -22,10 +22,10 @@ from embedrock._arguments import (
     whole,
     whole_or_none,
 )
+from embedrock._durable import sync
 from embedrock._memory import memory_text
 from embedrock.commits import encode_meta
 from embedrock.distributed.binding import (
-    BUCKETS,
     NAME,
     UNFINISHED,
     Binding,
@@ -33,11 +33,11 @@ from embedrock.distributed.binding import (
     folders_of,
     new_folder,
     runs_of,
-    sync_folder,
     table_digests,
     wrong_with,
 )
 from embedrock.distributed.manifest import write_manifest
+from embedrock.distributed.routing import BUCKETS
 from embedrock.errors import CorruptError, MismatchError, MisuseError, NotFoundError
 from embedrock.store import open as open_store
 from embedrock.weights.drafts import atomic
@@ -264,4 +264,4 @@ def _done(place: Path, bound: Binding, step: int, memory: str) -> dict[str, int]
 def _finish(target: Path) -> None:
     with file_errors(f"finishing {target}"):
         (target / UNFINISHED).unlink()
-        sync_folder(target)
+        sync(target)

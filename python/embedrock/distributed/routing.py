@@ -16,21 +16,14 @@ import numpy.typing as npt
 
 from embedrock import _core
 
-__all__ = ["BUCKETS", "Route", "contiguous_owners", "destinations", "ids_of", "widths_of"]
+__all__ = ["BUCKETS", "Route", "destinations", "ids_of", "widths_of"]
 
 BUCKETS = 1024
+"""Of every table, for ever."""
 T = TypeVar("T", bound=np.generic)
 Keys = npt.NDArray[np.uint64]
 Ranks = npt.NDArray[np.uint16]
 Counts = npt.NDArray[np.int64]
-
-
-def contiguous_owners(world: int) -> Ranks:
-    """The rank of each bucket (1024,), where ranks have runs of buckets in their order: the first
-    ``1024 % world`` ranks have one more."""
-    each, more = divmod(BUCKETS, world)
-    lengths = [each + (rank < more) for rank in range(world)]
-    return np.repeat(np.arange(world, dtype=np.uint16), lengths)
 
 
 def destinations(keys: Keys, owners: Ranks, *, dense: bool) -> Ranks:

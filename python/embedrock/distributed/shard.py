@@ -37,12 +37,13 @@ from embedrock._verbs import Floats, NonFinite
 from embedrock.commits import Commit
 from embedrock.distributed.ahead import ShardWindow
 from embedrock.distributed.batches import ShardBatches
+from embedrock.distributed.binding import owners_of, runs_of
 from embedrock.distributed.changes import Changes
 from embedrock.distributed.commits import RankCommits
 from embedrock.distributed.exchange import Exchange, Verb, group_of
 from embedrock.distributed.making import digest_of, make_table
 from embedrock.distributed.payload import Payload, gather, pieces_of, split_by
-from embedrock.distributed.routing import BUCKETS, Ranks, Route, contiguous_owners
+from embedrock.distributed.routing import BUCKETS, Ranks, Route
 from embedrock.distributed.scaling import unscale_together
 from embedrock.distributed.table import ShardPart, ShardTable
 from embedrock.errors import EmbedrockError, MisuseError
@@ -505,7 +506,7 @@ def _owners_of(binding: Binding | None, world: int) -> Ranks:
     if binding is None:
         if world > BUCKETS:
             raise MisuseError(f"{world} ranks, expected at most {BUCKETS}: one for each bucket")
-        return contiguous_owners(world)
+        return owners_of(runs_of(world))
     owners = np.asarray(binding.owners)
     if owners.shape != (BUCKETS,) or owners.dtype.kind not in "iu":
         raise MisuseError(f"owners have shape {owners.shape}, expected ({BUCKETS},) of ranks")

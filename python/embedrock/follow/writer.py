@@ -14,6 +14,7 @@ import numpy as np
 
 from embedrock._arguments import file_errors, named_path, text, whole
 from embedrock._arrays import Keys
+from embedrock._durable import sync
 from embedrock._verbs import Floats
 from embedrock.errors import (
     ClosedError,
@@ -211,7 +212,7 @@ class LogWriter(RecordWriter):
         if not numbers:
             self._log, self._records, self._chain = secrets.token_hex(16), 0, 0
             self._create(1, 0)
-            _sync_directory(self._directory.parent)
+            sync(self._directory.parent)
             return
         reader = LogReader(self._directory)
         try:
@@ -248,7 +249,7 @@ class LogWriter(RecordWriter):
                 raise IoError(f"{new}: the header could not be written whole")
             os.fsync(file)
             os.rename(new, path)
-            _sync_directory(self._directory)
+            sync(self._directory)
         except BaseException:
             os.close(file)
             raise
@@ -265,11 +266,3 @@ class LogWriter(RecordWriter):
                 with contextlib.suppress(OSError):
                     os.close(file)
         self._file = self._lock = -1
-
-
-def _sync_directory(directory: Path) -> None:
-    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from embedrock._durable import sync
 from embedrock.errors import MisuseError, UnsupportedError
 
 __all__ = ["Folder", "folder_of"]
@@ -77,7 +78,7 @@ class Folder:
     def settle(self, name: str) -> None:
         """Makes an object and its name durable that somebody else has written."""
         path = self._place / name
-        _sync(path)
+        sync(path)
         self._named(path)
         self.sync()
 
@@ -90,7 +91,7 @@ class Folder:
         with self._lock:
             folders, self._unsynced = self._unsynced, set()
         for folder in folders:
-            _sync(folder)
+            sync(folder)
 
     def staged(self) -> Iterator[tuple[str, os.stat_result]]:
         """What was cut off before it had its name."""
@@ -117,11 +118,3 @@ def _link(staged: Path, path: Path) -> None:
             f"{path}: its file system has no links ({error.strerror}), by which one push alone "
             f"gets a number; push to a folder of another file system"
         ) from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from embedrock import _core
 from embedrock._arguments import Progress, function, named_path, whole, whole_or_none
+from embedrock._durable import sync
 from embedrock.errors import (
     CorruptError,
     FullError,
@@ -165,7 +166,7 @@ def _folder_to_fill(folder: Path) -> Iterator[None]:
         _expect_no_store(folder)
         with _file_errors(folder):
             (folder / _UNFINISHED).touch()
-            _sync(folder)
+            sync(folder)
         yield
     finally:
         os.close(lock)
@@ -194,14 +195,6 @@ def _take(lock: int, folder: Path) -> None:
                 f"{folder}: somebody copies or pulls to it; wait until it is done"
             ) from error
         raise IoError(f"{folder / _LOCK} cannot be locked: {error.strerror}") from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -297,8 +290,8 @@ class _Pull:
                 target.close()
         with _file_errors(self._folder / _HEAD):
             (self._folder / _HEAD).write_bytes(bytes.fromhex(self._manifest.summary.head))
-            _sync(self._folder / _HEAD)
-            _sync(self._folder)
+            sync(self._folder / _HEAD)
+            sync(self._folder)
         return received
 
     def _remove_others(self, names: set[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from embedrock._arguments import file_errors
+from embedrock._durable import sync
 from embedrock.errors import FullError, IoError
 
 __all__ = ["Draft", "atomic", "writing"]
@@ -60,11 +61,7 @@ class Draft:
             os.fsync(self._file.fileno())
             self._file.close()
             os.replace(self._draft, self._path)
-            directory = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            sync(self._path.parent)
 
     def discard(self) -> None:
         """Leaves nothing; what has failed before is what is told."""

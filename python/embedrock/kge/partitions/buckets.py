@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedrock._arguments import file_errors
+from embedrock._durable import sync
 from embedrock.errors import CorruptError, IoError, KeyRangeError, LockedError
 from embedrock.kge.partitions.cut import Cut
 
@@ -193,7 +194,7 @@ def sort_edges(path: Path, digest: bytes, edges: npt.NDArray[Any], cut: Cut, see
                 _write(file, partial, digest, edges, cut, seed)
                 os.fsync(file)
                 os.replace(partial, path)
-                _sync_directory(path.parent)
+                sync(path.parent)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
@@ -271,11 +272,3 @@ def _write_all(file: int, data: bytes) -> None:
     at = 0
     while at < len(data):
         at += os.pwrite(file, data[at : at + _PIECE], at)
-
-
-def _sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
