@@ -82,6 +82,8 @@ fn gradients_are_one_step_and_equal_keys_are_summed() {
 
     let without = client.call(&update[..4]);
     assert!(without.error().contains("takes LR"), "{without:?}");
+    let cut_short = client.call(&update[..5]);
+    assert!(cut_short.error().contains("LR has no value"), "{cut_short:?}");
     let bad = client.call(&[update, &[b"SPEED", b"1"]].concat());
     assert!(bad.error().contains("no option 'SPEED'"), "{bad:?}");
     let no_numbers = bytes(&[f32::NAN; 3 * DIM]);

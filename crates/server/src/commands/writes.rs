@@ -70,7 +70,7 @@ pub(super) fn push(call: &mut Call<'_>) -> Outcome {
     let table = packed(call, "rows")?;
     let mut policy = NonFinite::default();
     for at in (4..call.arguments.len()).step_by(2) {
-        let (name, value) = (call.argument(at)?, call.argument(at + 1)?);
+        let (name, value) = option(call, at)?;
         match name.to_ascii_uppercase().as_slice() {
             b"NONFINITE" => policy = non_finite(value)?,
             _ => return Err(unknown_option("EMB.PUSH", name)),
@@ -97,7 +97,7 @@ pub(super) fn update(call: &mut Call<'_>) -> Outcome {
     let mut hyper = kind.default_hyper();
     let (mut policy, mut step, mut has_lr) = (NonFinite::default(), None, false);
     for at in (4..call.arguments.len()).step_by(2) {
-        let (name, value) = (call.argument(at)?, call.argument(at + 1)?);
+        let (name, value) = option(call, at)?;
         match name.to_ascii_uppercase().as_slice() {
             b"NONFINITE" => policy = non_finite(value)?,
             b"STEP" => step = Some(number("STEP", value)?),
@@ -206,6 +206,13 @@ fn field_of<'h>(hyper: &'h mut Hyper, name: &[u8]) -> Option<&'h mut f64> {
         b"BETA" => &mut hyper.beta,
         _ => return None,
     })
+}
+
+/// The option at a place of the request, and its value.
+fn option<'a>(call: &Call<'a>, at: usize) -> Result<(&'a [u8], &'a [u8]), Refusal> {
+    let name = call.argument(at)?;
+    let value = call.arguments.get(at + 1);
+    Ok((name, value.ok_or_else(|| Refusal::new(format!("{} has no value", shown(name))))?))
 }
 
 fn unknown_option(command: &str, name: &[u8]) -> Refusal {
