@@ -12,13 +12,29 @@ import embedrock
 dist.init_process_group("gloo")  # "nccl" where there are GPUs
 rank, world = dist.get_rank(), dist.get_world_size()
 
-# Ranks have data of their own, and not as much of it.
-random = torch.Generator().manual_seed(rank)
-loader = []
-for _ in range(60 + 5 * rank):
-    ads = torch.randint(0, 1_000_000, (64, 8), generator=random) ** 3 // 10**12
-    loader.append({"ads": ads, "label": (ads % 2 == 0).float().mean(dim=1)})
 
+class Loader:
+    """Batches of this rank; it can tell and take its position, as torchdata's loaders can."""
+
+    def __init__(self, count):
+        self.count, self.done = count, 0
+
+    def __iter__(self):
+        while self.done < self.count:
+            random = torch.Generator().manual_seed(1000 * rank + self.done)
+            self.done += 1
+            ads = torch.randint(0, 1_000_000, (64, 8), generator=random) ** 3 // 10**12
+            yield {"ads": ads, "label": (ads % 2 == 0).float().mean(dim=1)}
+        self.done = 0  # the next epoch
+
+    def state_dict(self):
+        return {"done": self.done}
+
+    def load_state_dict(self, state):
+        self.done = state["done"]
+
+
+# reduction="sum", timeout=60 and the like would go here, too
 with embedrock.distributed.open("ads.ranks", memory="64MiB") as shard:
     torch.manual_seed(1)
     model = torch.nn.Sequential(
@@ -27,20 +43,25 @@ with embedrock.distributed.open("ads.ranks", memory="64MiB") as shard:
         ),
         DistributedDataParallel(torch.nn.Linear(16, 1)),
     )
-    tables = embedrock.optim.RowWiseAdagrad(model, lr=0.1)
-    dense = torch.optim.SGD(embedrock.nn.dense_parameters(model), lr=0.1)
-    losses = []
-    batches = shard.batches(loader, model)
-    for batch in batches:
+    optimizers = [
+        embedrock.optim.RowWiseAdagrad(model, lr=0.1),
+        torch.optim.SGD(embedrock.nn.dense_parameters(model), lr=0.1),
+    ]
+    # Ranks have data of their own, and not as much of it.
+    batches = shard.batches(Loader(60 + 5 * rank), model)
+    first = embedrock.resume(shard, model, optimizers, loader=batches)
+    print(f"rank {rank} of {world} goes on at step {first}", flush=True)
+    for step, batch in enumerate(batches, first + 1):
         loss = (model(batch["ads"]).squeeze(1) - batch["label"]).square().mean()
-        dense.zero_grad()
         loss.backward()
-        tables.step()
-        dense.step()
-        losses.append(loss.item())
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if step % 20 == 0:
+            embedrock.save(shard, model, optimizers, step, loader=batches)
+            print(f"rank {rank} of {world}: step {step}, loss {loss:.3f}, saved", flush=True)
     rows = len(model[0].table)  # of all ranks: they call it together
     print(
-        f"rank {rank} of {world}: {len(losses)} steps, loss {losses[0]:.2f} to {losses[-1]:.3f}, "
-        f"{batches.left_out} batches left out, {len(model[0].table.local)} of {rows} rows here"
+        f"rank {rank} of {world}: {batches.left_out} batches left out, "
+        f"{len(model[0].table.local)} of {rows} rows here"
     )
-    shard.commit(step=(shard.step or 0) + len(losses))

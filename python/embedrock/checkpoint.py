@@ -32,6 +32,7 @@ from embedrock._arguments import instance, shown, whole
 from embedrock._loading import loading_dense_only
 from embedrock._rows import RowStore, here
 from embedrock._warnings import warn
+from embedrock._wrapped import with_names_of
 from embedrock.commits import Commit, PendingCommit
 from embedrock.errors import MismatchError, MisuseError, UncommittedWarning
 from embedrock.store import Store
@@ -88,6 +89,9 @@ class CommittedStore(Protocol):
 
     def _give_up(self, error: BaseException) -> None:
         """Tells those who commit together that this one cannot."""
+
+    def _check_dense(self, owners: Sequence[tuple[str, Any]]) -> None:
+        """Refuses dense parts that differ among those who commit together."""
 
 
 _OF_PROCESS = ("random", "loader")
@@ -179,8 +183,14 @@ def save(
         wait: Whether to wait until it is durable. Without, the state of everything is taken at the
             call, training goes on while it is written, and the handle says when it is durable.
 
+    Over a store of several ranks, all of them call it. They must have the same dense parameters
+    and optimizer state of them, as ``DistributedDataParallel`` sees to; digests of both are
+    compared. Buffers, such as running statistics, generators, loaders and ``extra`` may be each
+    rank's own.
+
     Errors: ``MisuseError`` for a step lower than the last commit's, and for a state that holds
-    anything but tensors and plain values, with its place; those of ``Store.commit``, which takes
+    anything but tensors and plain values, with its place; ``MismatchError`` on all ranks where
+    their dense parts differ, naming the first parameter; those of ``Store.commit``, which takes
     any step.
 
     Blocking: until the disk has it, or with ``wait=False`` as ``Store.commit`` says. Tables cost
@@ -210,12 +220,12 @@ def save(
     """
     _check_here(store, "embedrock.save")
     try:
-        number, encoded = _encoded(
-            store, step, _owners(model, optimizer, scheduler, scaler, loader), extra
-        )
+        owners = _owners(model, optimizer, scheduler, scaler, loader)
+        number, encoded = _encoded(store, step, owners, extra)
     except Exception as error:
         store._give_up(error)
         raise
+    store._check_dense(owners)
     return store.commit(number, meta, encoded, wait=wait)
 
 
@@ -233,6 +243,7 @@ def resume(
 
     Returns 0 and changes nothing when there is no commit, so that one script starts and goes on.
     Pass what :func:`save` was given; ``extra`` is a dict that is updated with what ``save`` got.
+    ``DistributedDataParallel`` may wrap parts of the model that it did not wrap then, or wrap less.
     Random generators are restored too, last of all. On AMD processors PyTorch's matrix products
     depend on where a batch begins in memory: ``docs/testing.md`` says what the same bits take.
 
@@ -268,7 +279,7 @@ def resume(
     with loading_dense_only():  # the rows are those of the commit, in a copy of the store, too
         for name, owner in owners:
             if name not in left:
-                owner.load_state_dict(decoded[name])
+                owner.load_state_dict(with_names_of(owner, decoded[name]))
     if extra is not None:
         extra.update(decoded["extra"])
     if elsewhere is not None:

@@ -43,7 +43,7 @@ def going_back_within_a_loop_keeps_the_ids_and_reads_rows_anew(
     rank: int, world: int, folder: Path
 ) -> None:
     loader = [{"t": np.arange(i, i + 5)} for i in range(6)]
-    with embedrock.distributed.open(folder / "back", "4MiB", shard={"reduction": "sum"}) as shard:
+    with embedrock.distributed.open(folder / "back", "4MiB", reduction="sum") as shard:
         table = table_of(shard)
         shard.commit(1)
         for i, batch in enumerate(shard.batches(loader, keys_of=lambda batch: batch, ahead=2)):

@@ -37,7 +37,7 @@ MEMORY = "2MiB"
 
 def opened(path: Path, **options: Any) -> Any:
     """A shard whose steps are the same for any number of ranks."""
-    return open_ranks(path, MEMORY, shard={"reduction": "sum"}, **{"seed": 5, **options})
+    return open_ranks(path, MEMORY, reduction="sum", **{"seed": 5, **options})
 
 
 def step_of(shard: Any, step: int) -> None:

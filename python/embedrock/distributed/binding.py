@@ -36,6 +36,7 @@ __all__ = [
     "folders_of",
     "new_folder",
     "owners_of",
+    "ranks_of",
     "runs_of",
     "table_digests",
     "wrong_with",
@@ -78,6 +79,11 @@ def runs_of(world: int) -> list[Run]:
     each, more = divmod(BUCKETS, world)
     firsts = [rank * each + min(rank, more) for rank in range(world + 1)]
     return [Run(first, behind - 1) for first, behind in pairwise(firsts)]
+
+
+def ranks_of(world: int) -> str:
+    """So many ranks, in words of a message."""
+    return "1 rank" if world == 1 else f"{world} ranks"
 
 
 def owners_of(runs: Sequence[Run]) -> npt.NDArray[np.uint16]:

@@ -9,6 +9,7 @@ the step: no rank commits then until all have gone back.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from embedrock.distributed.exchange import Verb
 from embedrock.distributed.making import digest_of
 from embedrock.distributed.payload import by_table, pieces_of, scatter, split_by
 from embedrock.distributed.table import ShardPart, ShardTable
-from embedrock.errors import EmbedrockError, NonFiniteError
+from embedrock.errors import EmbedrockError, FullError, NonFiniteError
 
 if TYPE_CHECKING:
     from embedrock.distributed.shard import Shard
@@ -33,6 +34,10 @@ _APART = (
     "; other ranks have made this change: go back to the last common commit on all of them before "
     "training goes on"
 )
+_COMMIT = re.compile(
+    r"commit: \d+ bytes are outdated, which commits release; where that is not enough, "
+)
+"""What a store that is full advises, where committing would help a store of its own."""
 
 
 class Changes:
@@ -137,7 +142,7 @@ class Changes:
             own = self._shard.store._gradient_norm(local, non_finite, (value, row_norm, bound, 0.0))
         except EmbedrockError as error:
             failed = error
-        norm = verb._replace(name=f"norm of {verb.name}")
+        norm = verb._replace(part="norm of ")
         met = self._shard.exchange.meet(norm, failed=failed, number=own)
         # In one order on all ranks, which scale dense gradients by it.
         total = math.hypot(others, *met.numbers.tolist())
@@ -156,7 +161,7 @@ class Changes:
         """Waits until all ranks have changed their rows. Where one has not, none may commit."""
         try:
             self._shard.exchange.meet(
-                verb._replace(name=f"end of {verb.name}"), failed=failed, beside=_APART
+                verb._replace(part="end of "), failed=_without_commit(failed), beside=_APART
             )
         except BaseException as error:
             if self._shard.world > 1:
@@ -196,6 +201,15 @@ class Changes:
             self._end(verb, failed)
         if self._shard._listeners.all:
             self._shard._listeners.changed([(table.name, keys.flat)])
+
+
+def _without_commit(error: BaseException | None) -> BaseException | None:
+    """The same without the engine's advice to commit, which no rank may before it has gone back."""
+    if not isinstance(error, FullError):
+        return error
+    told = FullError(_COMMIT.sub("", str(error)))
+    told.__cause__ = error
+    return told
 
 
 def _verb_of(name: str, parts: Sequence[ShardPart], non_finite: str, within: Bounds) -> Verb:

@@ -18,7 +18,8 @@ import numpy.typing as npt
 from embedrock._arguments import flag, whole
 from embedrock._warnings import warn
 from embedrock.commits import Commit, encode_meta
-from embedrock.distributed.binding import NAME, Binding, Run, binding_of, owners_of
+from embedrock.distributed.binding import NAME, Binding, Run, binding_of, owners_of, ranks_of
+from embedrock.distributed.dense import SAVE, check_same
 from embedrock.distributed.exchange import Exchange, Verb
 from embedrock.distributed.manifest import remove_manifests, write_manifest
 from embedrock.distributed.together import tell
@@ -65,7 +66,8 @@ class RankCommits:
     def _bind(self, bound: object) -> None:
         """Notes what binds its store, if ``embedrock.distributed.open`` has. Collective.
 
-        Errors: ``MisuseError`` on all ranks for a store that was bound and is not opened so.
+        Errors: ``MisuseError`` on all ranks for a store that was bound and is not opened so, and
+        for one that was opened to read.
         """
         self._binding, failed = None, None
         self._looked_at = set()
@@ -74,6 +76,11 @@ class RankCommits:
             self.store._commits_with(NAME)
         else:
             try:
+                if self.store.read_only:
+                    raise MisuseError(
+                        f"the store {self.path} was opened read_only=True, and ranks write: open "
+                        f"it without, or read it by itself, without a Shard"
+                    )
                 if NAME in self.store.state():
                     raise MisuseError(
                         f"the store {self.path} is one of ranks, bound to buckets: open all of "
@@ -222,8 +229,8 @@ class RankCommits:
         if world is None:
             return None
         return (
-            f"the commit of step {self.step} is of {world} ranks, and its stores were divided anew "
-            f"since; what it has of each rank's generators and loader is of none of these"
+            f"the commit of step {self.step} is of {ranks_of(world)}, and its stores were divided "
+            f"anew since; what it has of each rank's generators and loader is of none of these"
         )
 
     def _fail(self, reason: str) -> None:
@@ -233,13 +240,19 @@ class RankCommits:
     def _give_up(self, error: BaseException) -> None:
         """Takes the place of a commit of this rank that cannot come: all ranks raise its error."""
         with self.exchange as exchange:
-            tell(exchange, _VERB, None, error)
+            exchange.meet(SAVE, failed=error)
+
+    def _check_dense(self, owners: Sequence[tuple[str, Any]]) -> None:
+        """Refuses dense parts that differ among the ranks. Collective."""
+        check_same(self.exchange, owners)
 
     def _bound(self) -> Binding:
         if self._binding is None:
             raise MisuseError(
-                f"the store {self.path} is not bound to buckets: open the stores of all ranks with "
-                f"embedrock.distributed.open, which gives a shard whose ranks commit together"
+                f"this Shard of {self.path} was made by hand, and its store is not bound to "
+                f"buckets: ranks commit together with the one that "
+                f"embedrock.distributed.open(path) gives; to keep what is trained, "
+                f"commit on each rank with shard.store.commit(step)"
             )
         return self._binding
 

@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
+import math
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +32,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from embedrock._arguments import number
 from embedrock.errors import EmbedrockError, IoError, MismatchError, MisuseError, rank_error
 
-__all__ = ["Exchange", "Met", "Verb", "group_of"]
+__all__ = ["Exchange", "Met", "Verb", "group_of", "waiting_limit"]
 
 Words = npt.NDArray[np.int64]
 
@@ -54,6 +57,9 @@ class Verb(NamedTuple):
     """A number that has to be the same on all ranks."""
     told: object = ""
     """What the number stands for; its text is for people."""
+    part: str = ""
+    """Which part of it, where it has several, such as ``"end of "``: ranks in other ones are not
+    together. What one of them refuses is of the verb, and is told without."""
 
     def __str__(self) -> str:
         tables = ", ".join(map(repr, self.tables[:8]))
@@ -71,6 +77,14 @@ class Met(NamedTuple):
     """(W,) another one."""
     counts: Words
     """(W, T) what each rank has counted for this one."""
+
+
+def waiting_limit(timeout: float | None) -> float | None:
+    """Seconds that a rank waits for the others. Errors: ``MisuseError``."""
+    limit = None if timeout is None else number("timeout", timeout)
+    if limit is not None and not 0 < limit < math.inf:
+        raise MisuseError(f"timeout is {timeout}, expected seconds above 0, or None")
+    return limit
 
 
 def group_of(group: dist.ProcessGroup | None, timeout: float | None) -> dist.ProcessGroup:
@@ -246,7 +260,7 @@ class Exchange:
             raise self._lost(verb, error) from error
 
     def _digest(self, verb: Verb) -> int:
-        key = (verb.name, verb.tables)
+        key = (verb.part + verb.name, verb.tables)
         found = self._digests.get(key)
         if found is None:
             digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
@@ -257,8 +271,8 @@ class Exchange:
         self._broken = (
             f"{verb} on rank {self.rank} of {self.world}: the other ranks were not reached "
             f"({_first_line(error)}); one of them has ended, or did not call it within the "
-            f"time-out of the group (Shard(timeout=...)): start all ranks again at their last "
-            f"common commit"
+            f"time-out of the group (embedrock.distributed.open(timeout=...)): start all ranks "
+            f"again at their last common commit"
         )
         return IoError(self._broken)
 
@@ -279,10 +293,11 @@ class Exchange:
 
     def raise_difference(self, verb: Verb) -> NoReturn:
         """Raises what the ranks do instead of one thing: all of them call this."""
-        texts = self._gather_texts(verb, f"{verb}\n{verb.told}")
+        texts = self._gather_texts(verb, f"{verb.part}{verb}\n{verb.told}")
         other = next((rank for rank, one in enumerate(texts) if one != texts[0]), 0)
         (mine, how), (others, otherwise) = (texts[rank].partition("\n")[::2] for rank in (0, other))
         if mine == others:
+            how, otherwise = _differing(how, otherwise)
             raise MismatchError(
                 f"{mine}: rank 0 has {how}, rank {other} has {otherwise}; expected the same on all "
                 f"ranks"
@@ -291,6 +306,31 @@ class Exchange:
             f"ranks call different verbs: rank 0 {mine}, rank {other} {others}; every rank has to "
             f"make the same calls in the same order, one without ids or gradients too"
         )
+
+
+def _differing(how: str, otherwise: str) -> tuple[str, str]:
+    """Of two JSON objects the fields that differ, as texts; of anything else all of it."""
+    try:
+        mine, others = _fields(json.loads(how)), _fields(json.loads(otherwise))
+    except (ValueError, AttributeError):
+        return how, otherwise
+    names = [name for name in {**mine, **others} if mine.get(name) != others.get(name)]
+
+    def told(fields: dict[str, str]) -> str:
+        return ", ".join(f"{name}={fields.get(name, 'nothing')}" for name in names)
+
+    return told(mine), told(others)
+
+
+def _fields(value: dict[str, Any], of: str = "") -> dict[str, str]:
+    """The values of an object and of those within it, as JSON, by name."""
+    found: dict[str, str] = {}
+    for name, one in value.items():
+        if isinstance(one, dict) and one:
+            found |= _fields(one, f"{of}{name}.")
+        else:
+            found[of + name] = json.dumps(one)
+    return found
 
 
 def _first_line(error: BaseException) -> str:

@@ -45,7 +45,7 @@ def make_table(shard: Shard, name: str, asked: dict[str, Any]) -> Table:
     table: Table | None = None
     with shard.exchange as exchange:
         exchange.meet(
-            Verb("table", (wanted,), digest_of(options), options or "no embedding_dim"),
+            Verb("opening", (wanted,), digest_of(options), options or "no embedding_dim"),
             failed=failed,
         )
         spec, rows = "", 0
@@ -56,7 +56,7 @@ def make_table(shard: Shard, name: str, asked: dict[str, Any]) -> Table:
             rows = 0 if len(table) else digest_of(table.get(_COMPARED[: _size(table)]).tobytes())
         except Exception as error:
             failed = error
-        verb = Verb("table as it is stored", (wanted,), digest_of(spec), spec)
+        verb = Verb("opening", (wanted,), digest_of(spec), spec, part="end of ")
         met = exchange.meet(verb, failed=failed, note=rows)
     assert table is not None
     known = met.notes[met.notes != 0]

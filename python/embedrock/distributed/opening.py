@@ -11,7 +11,7 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch.distributed as dist
 
@@ -24,18 +24,20 @@ from embedrock.distributed.binding import (
     binding_of,
     folders_of,
     new_folder,
+    ranks_of,
     runs_of,
     table_digests,
     wrong_with,
 )
 from embedrock.distributed.commits import Bound, drop_later
-from embedrock.distributed.exchange import Exchange, Verb, group_of
+from embedrock.distributed.exchange import Exchange, Verb, group_of, waiting_limit
 from embedrock.distributed.manifest import remove_manifests
 from embedrock.distributed.shard import Shard
 from embedrock.distributed.together import tell
-from embedrock.errors import MismatchError, MisuseError, NotFoundError
+from embedrock.errors import LockedError, MismatchError, MisuseError, NotFoundError
 from embedrock.store import Store
 from embedrock.store import open as open_store
+from embedrock.store.locked import for_ranks
 
 __all__ = ["open"]
 
@@ -52,7 +54,10 @@ def open(
     *,
     step: int | None = None,
     create: bool = True,
-    shard: dict[str, Any] | None = None,
+    reduction: Literal["mean", "sum"] = "mean",
+    wire_dtype: Any = None,
+    presum: bool = True,
+    timeout: float | None = None,
     **options: Any,
 ) -> Shard:
     """Opens the stores of all ranks, at the newest commit that all of them have. Collective.
@@ -74,7 +79,11 @@ def open(
             run are refused.
         step: Go back to the commit of this step, which all ranks must have.
         create: Whether to begin a new run where there is none.
-        shard: What :class:`Shard` takes beside the store: ``reduction`` and others.
+        reduction: ``"mean"`` divides gradients of rows by the number of ranks, as
+            ``DistributedDataParallel`` does for dense parameters; ``"sum"`` does not.
+        wire_dtype: ``"bfloat16"`` halves the bytes between ranks; :class:`Shard` says at what cost.
+        presum: Whether a rank sums its gradients of equal ids before it sends them.
+        timeout: Seconds that a rank waits for the others in a call; None: 30 minutes.
         options: What ``embedrock.open`` takes, such as ``keep`` and ``max_disk_bytes``.
 
     Errors: the same on all ranks, as a ``RankError`` that is also of the rank's own kind where one
@@ -100,13 +109,20 @@ def open(
             "read_only is for stores by themselves: open one rank's with embedrock.open, or serve "
             "them together (docs/how-to/cluster.md); ranks write"
         )
-    timeout = (shard or {}).get("timeout")
-    exchange = Exchange(group_of(group, timeout))
+    exchange = Exchange(group_of(group, waiting_limit(timeout)))
     opening = _Opening(exchange, folder, memory, options)
     try:
         with exchange:
             bound = opening.find(name, asked, may_begin)
-        return Shard(opening.store, group, binding=bound, **(shard or {}))
+        return Shard(
+            opening.store,
+            group,
+            reduction=reduction,
+            wire_dtype=wire_dtype,
+            presum=presum,
+            binding=bound,
+            timeout=timeout,
+        )
     except BaseException:
         opening.close()
         raise
@@ -167,12 +183,14 @@ class _Opening:
         def seen() -> dict[str, Any]:
             return {
                 "host": self._host,
+                "folder": str(self._folder),
                 "runs": [[run.first, run.last] for run in folders_of(self._folder)],
                 "unfinished": (self._folder / UNFINISHED).exists(),
             }
 
         told = self._together(seen)
         self._hosts = [one["host"] for one in told]
+        self._folders = [one["folder"] for one in told]
         visible = [{Run(first, last) for first, last in one["runs"]} for one in told]
         cut_off = [rank for rank, one in enumerate(told) if one["unfinished"]]
         if cut_off:
@@ -189,7 +207,7 @@ class _Opening:
                 raise MismatchError(f"in {self._folder} {wrong}: {_what_there_is(present)}")
             if len(present) != world:
                 raise MismatchError(
-                    f"the stores in {self._folder} are of {len(present)} ranks, and there are "
+                    f"the stores in {self._folder} are of {ranks_of(len(present))}, and there are "
                     f"{world} now; make new ones with: embedrock reshard {self._folder} NEW "
                     f"--ranks {world}"
                 )
@@ -217,21 +235,41 @@ class _Opening:
 
         for run in sorted(present):
             if not take(run, set()):
-                where = [rank for rank, runs in enumerate(visible) if run in runs]
-                raise MismatchError(
-                    f"{self._ranks(where, '')} alone can reach the store of the buckets {run} in "
-                    f"{self._folder}, and there are more stores than ranks there: start as many "
-                    f"ranks on each machine as it has stores"
-                )
+                raise MismatchError(self._out_of_reach(run, visible))
         left = iter(run for run in wanted if run not in present)
         return [taken.get(rank) or next(left) for rank in range(len(visible))]
+
+    def _out_of_reach(self, run: Run, visible: Sequence[set[Run]]) -> str:
+        """Why no rank can take the store of these buckets, and what to do; the same on all."""
+        where = [rank for rank, runs in enumerate(visible) if run in runs]
+        folder = self._folders[where[0]]
+        near = [rank for rank, host in enumerate(self._hosts) if host == self._hosts[where[0]]]
+        apart = [rank for rank in near if self._folders[rank] != folder]
+        told = (
+            f"the store of the buckets {run} is in {folder}, where {self._ranks(where, '')} alone "
+            f"look{'s' * (len(where) == 1)}, and there are more stores than ranks there"
+        )
+        if not apart:
+            return f"{told}: start as many ranks on each machine as it has stores"
+        given = ", ".join(
+            f"{self._rank(rank)} {self._folders[rank]}" for rank in apart[:_SHOWN_MAX]
+        )
+        return (
+            f"ranks of one machine gave different paths: {self._rank(where[0])} {folder}, "
+            f"{given}; {told}: give all of them the path of the run"
+        )
+
+    def _open(self, mine: Run, **options: Any) -> Store:
+        try:
+            path = self._folder / mine.folder
+            return open_store(path, self._memory, **options, **self._options)
+        except LockedError as error:
+            raise for_ranks(error) from None
 
     def _open_present(self, mine: Run, step: int | None) -> dict[str, Any]:
         """Opens a store that is there. Returns the steps of its commits, and what the one that is
         asked for says of its run, which must be what its folder says."""
-        store = self._opened = open_store(
-            self._folder / mine.folder, self._memory, create=False, **self._options
-        )
+        store = self._opened = self._open(mine, create=False)
         steps = [commit.step for commit in store.commits()]
         if not steps:
             return {"steps": []}
@@ -267,7 +305,7 @@ class _Opening:
                 )
             if one["world"] != len(kept):
                 raise MismatchError(
-                    f"the store of {self._rank(rank)} is of a run of {one['world']} ranks, and "
+                    f"the store of {self._rank(rank)} is of a run of {ranks_of(one['world'])}, and "
                     f"there are {len(kept)} now; make new stores with: embedrock reshard "
                     f"{self._folder} NEW --ranks {len(kept)}"
                 )
@@ -301,7 +339,7 @@ class _Opening:
             if self._opened is None:
                 with file_errors(f"making {self._folder}"):
                     new_folder(self._folder)
-                self._opened = open_store(self._folder / mine.folder, self._memory, **self._options)
+                self._opened = self._open(mine)
             if self._opened.step is None:
                 self._opened.commit(0, None, {NAME: bound.encoded(0)})
             return self._opened._core.seed()

@@ -15,7 +15,6 @@ holds:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -28,7 +27,7 @@ import torch.distributed as dist
 
 from embedrock import initializers as _initializers
 from embedrock import optimizers as _optimizers
-from embedrock._arguments import choice, flag, instance, number, whole
+from embedrock._arguments import choice, flag, instance, whole
 from embedrock._arrays import ArrayLike, Keys, as_keys, as_out
 from embedrock._keys import KeysNamed
 from embedrock._listeners import Listeners
@@ -40,7 +39,7 @@ from embedrock.distributed.batches import ShardBatches
 from embedrock.distributed.binding import owners_of, runs_of
 from embedrock.distributed.changes import Changes
 from embedrock.distributed.commits import RankCommits
-from embedrock.distributed.exchange import Exchange, Verb, group_of
+from embedrock.distributed.exchange import Exchange, Verb, group_of, waiting_limit
 from embedrock.distributed.making import digest_of, make_table
 from embedrock.distributed.payload import Payload, gather, pieces_of, split_by
 from embedrock.distributed.routing import BUCKETS, Ranks, Route
@@ -78,8 +77,12 @@ class Binding(Protocol):
 class Shard(RankCommits):
     """The stores of all ranks as one: pass it as ``store=`` of modules, and train as with one.
 
-    Every rank of ``torch.distributed`` (``torchrun``) opens a store of its own and makes a shard of
-    it. Each key is in one of 1,024 buckets for ever, and each rank has a run of them. A forward
+    Call :func:`embedrock.distributed.open`, which opens the store of each rank and makes its shard.
+    A shard that is made by hand, of a store that ``embedrock.open`` has opened, trains, but
+    **cannot commit**: nothing would tie the stores of its ranks together. ``embedrock.save`` and
+    :meth:`commit` refuse it.
+
+    Each key is in one of 1,024 buckets for ever, and each rank has a run of them. A forward
     asks the ranks for its rows, an optimizer's step sends each its gradients, and the rank that has
     a row makes one step for it, with the gradients of all ranks. Dense parameters are
     ``DistributedDataParallel``'s.
@@ -139,9 +142,7 @@ class Shard(RankCommits):
         self.wire_dtype = wire
         """The type of rows and gradients between ranks."""
         self._each_occurrence = not flag("presum", presum)
-        limit = None if timeout is None else number("timeout", timeout)
-        if limit is not None and not 0 < limit < math.inf:
-            raise MisuseError(f"timeout is {timeout}, expected seconds above 0, or None")
+        limit = waiting_limit(timeout)
         self.exchange = Exchange(group_of(group, limit))
         """The collective calls of the ranks."""
         self.group = self.exchange.group
@@ -489,7 +490,7 @@ class Shard(RankCommits):
                 answer[:] = table.local.contains(asked)
             except Exception as error:
                 failed = error
-            self.exchange.meet(verb._replace(name="end of contains"), failed=failed)
+            self.exchange.meet(verb._replace(part="end of "), failed=failed)
             came = torch.empty(len(route.keys), dtype=torch.uint8)
             splits = [each.sum(axis=1).tolist() for each in (route.counts, met.counts)]
             self.exchange.send(verb, came, torch.from_numpy(answer), *splits)

@@ -18,6 +18,8 @@ from embedrock._arguments import (
 )
 from embedrock._memory import memory_text, warn_beyond_machine
 from embedrock.ahead.window import WINDOW_GROUP
+from embedrock.errors import LockedError
+from embedrock.store.locked import for_one_process
 from embedrock.store.registry import open_once, register
 from embedrock.store.store import Store
 
@@ -165,7 +167,10 @@ def open(
 
     if reads:
         return register(make())
-    store, was_open = open_once(directory, {"memory": budget, **arguments}, make)
+    try:
+        store, was_open = open_once(directory, {"memory": budget, **arguments}, make)
+    except LockedError as error:
+        raise for_one_process(error) from None
     if was_open:
         store._give_again()
     return store

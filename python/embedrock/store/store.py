@@ -513,6 +513,9 @@ class Store(Changing):
     def _give_up(self, error: BaseException) -> None:
         """Nobody waits for its commit."""
 
+    def _check_dense(self, owners: Sequence[tuple[str, Any]]) -> None:
+        """Nobody has another dense part."""
+
     def _has_table(self, name: str) -> bool:
         return self._core.find_table(name) is not None
 
