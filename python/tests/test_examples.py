@@ -197,26 +197,42 @@ def test_a_script_runs_and_says_what_its_page_says(script: str, tmp_path: Path) 
     assert re.fullmatch(SAYS[script], said), said
 
 
-def test_ranks_train_together_and_end_together(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+def start_ranks(folder: Path) -> list[withtorch.Process]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     given = {**environment(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = [
+    return [
         withtorch.Process(
-            words("ranks"), cwd=tmp_path, env={**given, "RANK": str(rank), "WORLD_SIZE": "2"}
+            words("ranks"), cwd=folder, env={**given, "RANK": str(rank), "WORLD_SIZE": "2"}
         )
         for rank in range(2)
     ]
-    said = [process.communicate()[0] for process in ranks]
+
+
+def test_ranks_train_together_are_killed_and_go_on_together(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    first = start_ranks(tmp_path)
+    said = [first[0].stdout.readline() for _ in range(3)]
+    for process in first:
+        process.kill()
+        process.communicate()
+    assert said[0] == "rank 0 of 2 goes on at step 0\n"
+    assert re.fullmatch(r"rank 0 of 2: step 40, loss 0\.\d{3}, saved\n", said[2]), said
+
     counts = []
-    for rank, line in enumerate(said):
+    for rank, told in enumerate([one.communicate()[0] for one in start_ranks(tmp_path)]):
+        begun, *lines, last = told.splitlines()
+        at = int(begun.removeprefix(f"rank {rank} of 2 goes on at step "))
+        assert at in (40, 60)  # the kill may come after another save
+        for line in lines:
+            assert re.fullmatch(rf"rank {rank} of 2: step 60, loss 0\.0[0-9]{{2}}, saved", line), (
+                told
+            )
+        assert len(lines) == (at == 40)
         found = re.fullmatch(
-            rf"rank {rank} of 2: 60 steps, loss 0\.2[45] to 0\.0[234]\d, {5 * rank} batches left "
-            r"out, (\d+) of (\d+) rows here\n",
-            line,
+            rf"rank {rank} of 2: {5 * rank} batches left out, (\d+) of (\d+) rows here", last
         )
-        assert found, said
+        assert found, told
         counts.append([int(number) for number in found.groups()])
     assert counts[0][0] + counts[1][0] == counts[0][1] == counts[1][1]
 
