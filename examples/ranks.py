@@ -36,7 +36,7 @@ class Loader:
         self.done = state["done"]
 
 
-# reduction="sum", timeout=60 and the like would go here, too
+# It takes reduction="sum", timeout=60 (seconds) and the like, too.
 with embedrock.distributed.open("ads.ranks", memory="64MiB") as shard:
     torch.manual_seed(1)
     model = torch.nn.Sequential(
