@@ -16,7 +16,10 @@ from embedrock._listeners import Listeners
 from embedrock.errors import UnsupportedError
 from embedrock.optimizers import OptimizerSpec
 
-__all__ = ["Bounds", "CollectiveStore", "RowStore", "RowTable", "here"]
+__all__ = ["WAITING", "Bounds", "CollectiveStore", "RowStore", "RowTable", "here"]
+
+WAITING = "embedrock_table"
+"""The attribute of a parameter that says whose rows wait in it: the parameter is not dense."""
 
 Bounds: TypeAlias = tuple[float | None, float | None, float | None, float] | None
 """The bounds of gradients, as :func:`embedrock.clip.bounds` gives them."""

@@ -27,13 +27,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from embedrock._rows import WAITING
 from embedrock._warnings import warn
 from embedrock.distributed.exchange import Exchange, Verb
 from embedrock.distributed.making import digest_of
 from embedrock.distributed.together import tell
 from embedrock.errors import MismatchError
-from embedrock.nn.module import dense_parameters
-from embedrock.optim.base import RowOptimizer
 
 __all__ = ["SAVE", "check_same"]
 
@@ -166,15 +165,15 @@ def _dense_of(owners: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]
     names: dict[int, str] = {}
     left_out: set[int] = set()
     for model in modules:
-        dense, ignored = {id(one) for one in dense_parameters(model)}, _ignored_by(model)
+        ignored = _ignored_by(model)
         for name, one in model.named_parameters():
-            if id(one) in dense and name not in ignored and _is_whole(one):
+            if name not in ignored and _is_whole(one) and not hasattr(one, WAITING):
                 names[id(one)] = name
                 yield f"parameter {name} of the model", one
             else:
                 left_out.add(id(one))
     for name, owner in owners:
-        if isinstance(owner, torch.optim.Optimizer) and not isinstance(owner, RowOptimizer):
+        if isinstance(owner, torch.optim.Optimizer):
             yield from _state_of(name, owner, names, left_out)
 
 
@@ -184,7 +183,7 @@ def _state_of(
     """What an optimizer keeps of parameters that ranks have in common."""
     given = [one for group in optimizer.param_groups for one in group["params"]]
     for place, one in enumerate(given):
-        if id(one) in left_out or one not in optimizer.state:
+        if id(one) in left_out or hasattr(one, WAITING) or one not in optimizer.state:
             continue
         of = names.get(id(one), f"number {place}")
         for key, value in optimizer.state[one].items():

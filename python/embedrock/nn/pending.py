@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from embedrock._distinct import distinct
+from embedrock._rows import WAITING
 from embedrock._warnings import warn
 from embedrock.errors import MisuseError
 
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["PendingRows", "Visit", "pending_rows"]
 
 Keys = npt.NDArray[np.int64]
-_MARK = "embedrock_table"
-"""The attribute of a parameter that says whose rows wait in it."""
 
 
 class Visit:
@@ -80,7 +79,7 @@ class PendingRows:
         """Starts with no rows."""
         self.table = table
         self.parameter = nn.Parameter(torch.empty(0, table.embedding_dim, dtype=torch.float32))
-        setattr(self.parameter, _MARK, table.name)
+        setattr(self.parameter, WAITING, table.name)
         self.has_optimizer = False
         """Whether an optimizer of embedrock.optim was ever made over the table."""
         self._unclaimed = False
@@ -308,7 +307,7 @@ def _add_param_group(self: torch.optim.Optimizer, param_group: dict[str, Any]) -
     _add_param_group_of_torch(self, param_group)
     if "tables" in param_group:  # an optimizer of embedrock.optim
         return
-    names = [getattr(each, _MARK, None) for each in self.param_groups[-1]["params"]]
+    names = [getattr(each, WAITING, None) for each in self.param_groups[-1]["params"]]
     rows = ", ".join(repr(name) for name in names if name is not None)
     if rows:
         warn(
