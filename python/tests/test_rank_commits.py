@@ -43,6 +43,10 @@ def test_runs_of_buckets_are_contiguous_and_leave_none_out() -> None:
     assert wrong_with([Run(0, 5), Run(4, 900)]) == (
         "no store has the buckets 901-1023 and several stores have the buckets 4-5"
     )
+    assert wrong_with([Run(0, 900), Run(4, 5), Run(901, 1023)]) == (
+        "several stores have the buckets 4-5"
+    )
+    assert Run(0, 5).with_(Run(5, 9)) == Run(5, 5) and Run(0, 4).with_(Run(5, 9)) is None
 
 
 def two_ranks(rank: int, world: int, folder: Path) -> None:
@@ -88,10 +92,14 @@ def what_commits_refuse(rank: int, path: Path) -> None:
         # One rank alone gives what no commit takes: all are told.
         with refused(MisuseError, "rank 1" if rank == 0 else "state"):
             shard.commit(3, None, {"own": "text"} if rank == 1 else None)
+        with refused(MisuseError, "rank 1" if rank == 0 else "meta"):
+            shard.commit(3, {"own": object()} if rank == 1 else None)
         step_of(shard, 3)
         shard.commit(3)
         with refused(NotFoundError, "step 1"):
             shard.go_back(1)
+        with refused(MisuseError, "2 on rank 0, 3 on rank 1"):
+            shard.go_back(2 + rank)
         assert shard.go_back(2).step == 2
         assert [commit.step for commit in shard.commits()] == [2, 2]
         assert steps_of_manifests(path) == [2]
@@ -129,8 +137,20 @@ def a_disk_that_is_full(rank: int, path: Path) -> None:
             shard.commit(2)
         shard.store.commit = commit
         assert shard.store.step == (2 if rank == 0 else 1)
+        assert steps_of_manifests(path) == [1], "one is of a commit that all have"
         with refused(embedrock.errors.PoisonedError, "commit of step 2 failed", "go back"):
             shard.commit(3)
+        assert shard.go_back(1).step == 1
+        step_of(shard, 2)
+        go_back = shard.store.go_back
+        if rank == 1:
+            shard.store.go_back = full
+        with refused(FullError, "rank 1", "no room on disk"):
+            shard.go_back(1)
+        shard.store.go_back = go_back
+        # Rank 0 is at step 1, rank 1 behind its changes: no commit is of both.
+        with refused(embedrock.errors.PoisonedError, "going back to step 1 failed", "go back"):
+            shard.commit(2)
         assert shard.go_back(1).step == 1
         step_of(shard, 2)
         shard.commit(2)
