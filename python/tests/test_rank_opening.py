@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 
 import embedrock  # noqa: E402
 from embedrock.distributed import binding, reshard  # noqa: E402
-from embedrock.distributed.binding import runs_of  # noqa: E402
+from embedrock.distributed.binding import Run, runs_of  # noqa: E402
+from embedrock.distributed.opening import _Opening  # noqa: E402
 from embedrock.errors import MismatchError, MisuseError  # noqa: E402
 from ranks import run  # noqa: E402
 from rankstores import (  # noqa: E402
@@ -36,6 +37,7 @@ def two_ranks(rank: int, world: int, folder: Path) -> None:
     trap_12_a_store_of_another_run(rank, folder)
     stores_that_do_not_fit(rank, folder)
     a_copy_of_another_history(rank, folder / "parted")
+    a_table_that_one_store_has(rank, folder / "tables")
     stores_without_their_binding(rank, folder / "plain-shards")
     del world
 
@@ -149,6 +151,21 @@ def a_copy_of_another_history(rank: int, path: Path) -> None:
         assert shard.step == 2
 
 
+def a_table_that_one_store_has(rank: int, path: Path) -> None:
+    """Rank 1 has made one by itself: rows of it are nowhere on rank 0."""
+    with opened(path) as shard:
+        step_of(shard, 1)
+        if rank == 1:
+            shard.store.table("own", 4)
+        shard.commit(1)
+    with refused(MismatchError, "table 'own' is not there on rank 0", "the same tables"):
+        opened(path)
+    torch.distributed.barrier()
+    if rank == 0:
+        with refused(MismatchError, "have tables that differ"):
+            reshard(path, path.parent / "tables-3", 3, memory=MEMORY)
+
+
 def stores_without_their_binding(rank: int, path: Path) -> None:
     """What `Shard` alone cannot know is refused by what the stores hold."""
     path.mkdir(exist_ok=True)
@@ -199,6 +216,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("ranks")
     run(2, two_ranks, made)
     return made
+
+
+def test_a_store_goes_to_a_rank_that_can_reach_it() -> None:
+    """The rank in the order of buckets first, unless a store would be left without one."""
+    first, second, third = runs_of(3)
+    everything = {first, second, third}
+
+    def assigned(*visible: set[Run]) -> list[Run]:
+        opening = object.__new__(_Opening)
+        return opening._assigned(runs_of(3), everything, visible)
+
+    assert assigned(everything, everything, everything) == [first, second, third]
+    assert assigned({second}, {first, third}, {first}) == [second, third, first]
+    assert assigned(everything, {first, second}, {first}) == [third, second, first]
 
 
 def test_two_ranks_open_their_stores_or_are_refused_together(folder: Path) -> None:

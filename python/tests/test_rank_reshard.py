@@ -17,7 +17,15 @@ from embedrock.distributed import binding, reshard  # noqa: E402
 from embedrock.distributed.binding import runs_of  # noqa: E402
 from embedrock.errors import CorruptError, MismatchError, MisuseError, NotFoundError  # noqa: E402
 from ranks import run  # noqa: E402
-from rankstores import IDS, MEMORY, all_rows, opened, refused, step_of  # noqa: E402
+from rankstores import (  # noqa: E402
+    IDS,
+    MEMORY,
+    all_rows,
+    opened,
+    refused,
+    step_of,
+    steps_of_manifests,
+)
 
 
 def two_ranks(rank: int, world: int, folder: Path) -> None:
@@ -204,12 +212,31 @@ def test_a_reshard_that_was_cut_off_goes_on(folder: Path, tmp_path: Path) -> Non
         reshard(old, new, 4, memory=MEMORY, progress=end_in_the_second)
     kept = [path.name for path in new.glob("buckets-*") if not (path / "unfinished-copy").exists()]
     assert 0 < len(kept) < 4 and (new / binding.UNFINISHED).exists()
+    assert steps_of_manifests(new) == [], "it is for stores that are whole"
     with refused(MisuseError, "another embedrock reshard"):
         reshard(old, new, 3, memory=MEMORY)
+    mine, another = new / kept[0], tmp_path / "another"
+    mine.rename(another)
+    shutil.copytree(old / "buckets-0000-0511", mine)
+    with refused(MisuseError, "holds another store"):
+        reshard(old, new, 4, memory=MEMORY)
+    shutil.rmtree(mine)
+    another.rename(mine)
     times = {name: (new / name / "superblock").stat().st_mtime_ns for name in kept}
     reshard(old, new, 4, memory=MEMORY)
+    assert steps_of_manifests(new) == [4]
     assert {name: (new / name / "superblock").stat().st_mtime_ns for name in kept} == times
     assert all_rows(new) == all_rows(old) and not (new / binding.UNFINISHED).exists()
+
+
+def test_the_newest_step_that_all_have_is_taken(folder: Path, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    shutil.copytree(folder / "run", old)
+    with embedrock.open(old / "buckets-0000-0511", MEMORY) as store:
+        store.table("dense").put([3], np.ones((1, 4), np.float32))
+        store.commit(9, store.meta, store.state())
+    assert reshard(old, new, 1, memory=MEMORY)["step"] == 4
+    assert all_rows(new) == all_rows(folder / "run")
 
 
 def test_rows_of_buckets_of_another_store_are_found(folder: Path, tmp_path: Path) -> None:
