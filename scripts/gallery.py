@@ -186,6 +186,8 @@ def _rounded(line: Line) -> Line:
     }
 
 
+SOURCES = {"stores": "clicks"}
+"""Tables made of another table's lines."""
 COLUMNS = {
     "clicks": {
         "model": "model",
@@ -274,7 +276,7 @@ def cells(family: str, gallery: dict[str, list[Line]]) -> list[list[Any]]:
 
     Columns that no line has are left out.
     """
-    lines = gallery.get("clicks" if family == "stores" else family, [])
+    lines = gallery.get(SOURCES.get(family, family), [])
     if family == "stores":
         lines = [line for line in lines if any(name in line for name in STORES)]
     columns = {

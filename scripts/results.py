@@ -293,21 +293,30 @@ def _pages_table() -> str:
     return table(head, rows)
 
 
+def _gallery_newest(family: str) -> dict[str, Any] | None:
+    """The machine that was measured last and has lines of a table of the gallery."""
+    source = gallery.SOURCES.get(family, family)
+    return next((one for one in machines() if one.get("gallery", {}).get(source)), None)
+
+
 def _gallery_table(family: str) -> str:
-    known: dict[str, Any] = next((one for one in machines() if "gallery" in one), {})
-    head, *lines = gallery.cells(family, known.get("gallery", {}))
-    if not lines:
+    one = _gallery_newest(family)
+    head, *lines = gallery.cells(family, one["gallery"]) if one else [[]]
+    if one is None or not lines:
         return f"{NOT_MEASURED}\n"
-    rows = [[one if isinstance(one, str) else shown(one) for one in line] for line in lines]
-    return table(head, rows, gallery.NUMBERS_FROM.get(family, 2))
+    rows = [[cell if isinstance(cell, str) else shown(cell) for cell in line] for line in lines]
+    notes = "".join(f"* {note}\n" for note in one.get("gallery_notes", {}).get(family, []))
+    cells = table(head, rows, gallery.NUMBERS_FROM.get(family, 2))
+    return f"On {one['name']}:\n\n{cells}" + (f"\n{notes}" if notes else "")
 
 
-def _gallery_machine() -> str:
-    one = next((one for one in machines() if "gallery" in one), None)
-    if one is None:
-        return f"{NOT_MEASURED}\n"
-    said = "".join(f"\n* {note}" for note in one.get("notes", []))
-    return f"Measured {one['measured']} on {one['machine']}: {one['system']}.\n{said}\n"
+def _gallery_machines() -> str:
+    used = [_gallery_newest(family) for family in gallery.COLUMNS]
+    known = {one["name"]: one for one in used if one is not None}
+    return "".join(
+        f"* {name}: {one['machine']}, {one['system']}; {one['measured']}\n"
+        for name, one in known.items()
+    )
 
 
 def _parts_table() -> str:
@@ -324,7 +333,7 @@ def _optimizers_table() -> str:
 TABLES = {
     "figures": _figures_table,
     **{f"gallery_{family}": partial(_gallery_table, family) for family in gallery.COLUMNS},
-    "gallery_machine": _gallery_machine,
+    "gallery_machines": _gallery_machines,
     "machines": _machines_table,
     "memory": _memory_table,
     "optimizers": _optimizers_table,

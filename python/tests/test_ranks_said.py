@@ -6,7 +6,6 @@ All checks are made in one start of the ranks; each is a test of its own here.
 from __future__ import annotations
 
 import os
-import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,16 +17,17 @@ import pytest
 import embedrock
 import ranks
 from embedrock.errors import FullError, LockedError, MismatchError, MisuseError
+from rankchecks import Check, assert_passed, outcomes_of
 
 torch = pytest.importorskip("torch")
 
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 MEMORY = "4MiB"
-CHECKS: dict[str, Callable[[int, Path], None]] = {}
+CHECKS: dict[str, Check] = {}
 
 
-def check(function: Callable[[int, Path], None]) -> Callable[[int, Path], None]:
+def check(function: Check) -> Check:
     CHECKS[function.__name__] = function
     return function
 
@@ -86,7 +86,7 @@ def linear() -> Any:
 
 
 @check
-def a_dense_part_that_nobody_averages_is_not_saved(rank: int, folder: Path) -> None:
+def a_dense_part_that_nobody_averages_is_not_saved(rank: int, world: int, folder: Path) -> None:
     """Each rank saved its own, resumed its own, and nothing said so."""
     with opened(folder / "forgotten") as shard:
         run = Run(shard, linear())
@@ -110,7 +110,7 @@ def a_dense_part_that_nobody_averages_is_not_saved(rank: int, folder: Path) -> N
 
 
 @check
-def ranks_that_differ_by_rounding_are_warned(rank: int, folder: Path) -> None:
+def ranks_that_differ_by_rounding_are_warned(rank: int, world: int, folder: Path) -> None:
     with opened(folder / "rounded") as shard:
         run = Run(shard, linear())
         with torch.no_grad():
@@ -123,7 +123,7 @@ def ranks_that_differ_by_rounding_are_warned(rank: int, folder: Path) -> None:
 
 
 @check
-def what_is_each_ranks_own_is_saved_and_resumed(rank: int, folder: Path) -> None:
+def what_is_each_ranks_own_is_saved_and_resumed(rank: int, world: int, folder: Path) -> None:
     """Running statistics, what DistributedDataParallel leaves out, generators, and extra."""
 
     def made() -> Any:
@@ -151,7 +151,9 @@ def what_is_each_ranks_own_is_saved_and_resumed(rank: int, folder: Path) -> None
 
 
 @check
-def a_dense_part_is_resumed_whether_it_was_wrapped_or_not(rank: int, folder: Path) -> None:
+def a_dense_part_is_resumed_whether_it_was_wrapped_or_not(
+    rank: int, world: int, folder: Path
+) -> None:
     """Wrapped after resume, the next one found mlp.module.0.weight for mlp.0.weight."""
     wrapped = [False, True, False, True]
     last: Any = None
@@ -178,7 +180,7 @@ def a_dense_part_is_resumed_whether_it_was_wrapped_or_not(rank: int, folder: Pat
 
 
 @check
-def a_shard_that_is_made_by_hand_says_what_it_cannot(rank: int, folder: Path) -> None:
+def a_shard_that_is_made_by_hand_says_what_it_cannot(rank: int, world: int, folder: Path) -> None:
     path = folder / f"by-hand-{rank}"
     with embedrock.open(path, MEMORY) as store:
         store.commit(1)
@@ -193,7 +195,7 @@ def a_shard_that_is_made_by_hand_says_what_it_cannot(rank: int, folder: Path) ->
 
 
 @check
-def a_full_store_does_not_say_to_commit(rank: int, folder: Path) -> None:
+def a_full_store_does_not_say_to_commit(rank: int, world: int, folder: Path) -> None:
     """No rank may commit after it, and the message of the store said to."""
     options = {"max_disk_bytes": 16 << 20} if rank == 1 else {}
     with opened(folder / "full", check_disk=False, **options) as shard:
@@ -216,7 +218,7 @@ def a_full_store_does_not_say_to_commit(rank: int, folder: Path) -> None:
 
 
 @check
-def tables_that_differ_are_told_by_the_fields_that_do(rank: int, folder: Path) -> None:
+def tables_that_differ_are_told_by_the_fields_that_do(rank: int, world: int, folder: Path) -> None:
     with opened(folder / "fields") as shard:
         optimizer = embedrock.optimizers.adagrad(initial_accumulator=0.1 * (1 + rank))
         said = refusal(MismatchError, lambda: shard.table("v", 4, optimizer=optimizer))
@@ -228,7 +230,7 @@ def tables_that_differ_are_told_by_the_fields_that_do(rank: int, folder: Path) -
 
 
 @check
-def ranks_that_give_different_paths_are_told_which(rank: int, folder: Path) -> None:
+def ranks_that_give_different_paths_are_told_which(rank: int, world: int, folder: Path) -> None:
     path, other = folder / "b", folder / "b.other"
     with opened(path) as shard:
         shard.commit(1)
@@ -240,7 +242,7 @@ def ranks_that_give_different_paths_are_told_which(rank: int, folder: Path) -> N
 
 
 @check
-def one_rank_is_not_called_1_ranks(rank: int, folder: Path) -> None:
+def one_rank_is_not_called_1_ranks(rank: int, world: int, folder: Path) -> None:
     with opened(folder / "two") as shard:
         shard.table("t", 4, optimizer="sgd")
         shard.commit(1)
@@ -253,7 +255,9 @@ def one_rank_is_not_called_1_ranks(rank: int, folder: Path) -> None:
 
 # The last one: the ranks have made other groups of processes afterwards, and torch counts them.
 @check
-def a_store_in_use_is_told_apart_from_ranks_that_share_it(rank: int, folder: Path) -> None:
+def a_store_in_use_is_told_apart_from_ranks_that_share_it(
+    rank: int, world: int, folder: Path
+) -> None:
     """Who gave each rank a store of its own, as it was told, trained two models."""
     path, groups = folder / "one", [torch.distributed.new_group([one]) for one in range(2)]
     before = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
@@ -277,15 +281,7 @@ def a_store_in_use_is_told_apart_from_ranks_that_share_it(rank: int, folder: Pat
 
 
 def run_all(rank: int, world: int, folder: Path) -> dict[str, str]:
-    outcomes = {}
-    for name, function in CHECKS.items():
-        try:
-            function(rank, folder)
-            outcomes[name] = "passed"
-        except BaseException:
-            outcomes[name] = traceback.format_exc()
-            break
-    return outcomes
+    return outcomes_of(CHECKS, rank, world, folder)
 
 
 @pytest.fixture(scope="module")
@@ -295,6 +291,4 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", [*CHECKS])
 def test_two_ranks(name: str, outcomes: list[dict[str, str]]) -> None:
-    for rank, outcome in enumerate(outcomes):
-        told = outcome.get(name, f"not reached: {list(outcome.values())[-1]}")
-        assert told == "passed", f"rank {rank}: {told}"
+    assert_passed(name, outcomes)
