@@ -394,7 +394,7 @@ class TestProcesses:
         with pytest.raises(LockedError, match="open in this process already"):
             embedrock.open(filled.store.path, memory="63MiB")
 
-    def test_the_second_rank_of_a_job_is_told_to_take_a_store_of_its_own(
+    def test_the_second_rank_of_a_job_is_told_how_ranks_open_one_model(
         self, tmp_path: Path
     ) -> None:
         script = """
@@ -422,7 +422,8 @@ class TestProcesses:
             first.communicate("done\n", timeout=120)
         assert (first.returncode, second.returncode) == (0, 0)
         assert f"process {first.pid} on " in said
-        assert "give each rank a store of its own (path/rank-0, path/rank-1, ...)" in said
+        assert "open with embedrock.distributed.open(path), which divides the tables of one" in said
+        assert "rank-0" not in said, "stores of their own would be as many models"
 
     def test_a_reader_sees_the_last_commit_and_changes_nothing(
         self, filled: embedrock.Table
