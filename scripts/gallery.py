@@ -186,8 +186,6 @@ def _rounded(line: Line) -> Line:
     }
 
 
-SOURCES = {"stores": "clicks"}
-"""Tables made of another table's lines."""
 COLUMNS = {
     "clicks": {
         "model": "model",
@@ -276,7 +274,7 @@ def cells(family: str, gallery: dict[str, list[Line]]) -> list[list[Any]]:
 
     Columns that no line has are left out.
     """
-    lines = gallery.get(SOURCES.get(family, family), [])
+    lines = gallery.get("clicks" if family == "stores" else family, [])
     if family == "stores":
         lines = [line for line in lines if any(name in line for name in STORES)]
     columns = {

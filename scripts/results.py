@@ -293,26 +293,25 @@ def _pages_table() -> str:
     return table(head, rows)
 
 
-def _gallery_newest(family: str) -> dict[str, Any] | None:
-    """The machine that was measured last and has lines of a table of the gallery."""
-    source = gallery.SOURCES.get(family, family)
-    return next((one for one in machines() if one.get("gallery", {}).get(source)), None)
+def _gallery_of(family: str) -> list[tuple[dict[str, Any], list[list[Any]]]]:
+    """Each machine that has lines of a table of the gallery, and head and lines."""
+    found = [(one, gallery.cells(family, one.get("gallery", {}))) for one in machines()]
+    return [(one, cells) for one, cells in found if len(cells) > 1]
 
 
 def _gallery_table(family: str) -> str:
-    one = _gallery_newest(family)
-    head, *lines = gallery.cells(family, one["gallery"]) if one else [[]]
-    if one is None or not lines:
-        return f"{NOT_MEASURED}\n"
-    rows = [[cell if isinstance(cell, str) else shown(cell) for cell in line] for line in lines]
-    notes = "".join(f"* {note}\n" for note in one.get("gallery_notes", {}).get(family, []))
-    cells = table(head, rows, gallery.NUMBERS_FROM.get(family, 2))
-    return f"On {one['name']}:\n\n{cells}" + (f"\n{notes}" if notes else "")
+    """A table for each machine."""
+    blocks = []
+    for one, (head, *lines) in _gallery_of(family):
+        rows = [[cell if isinstance(cell, str) else shown(cell) for cell in line] for line in lines]
+        cells = table(head, rows, gallery.NUMBERS_FROM.get(family, 2))
+        notes = "".join(f"* {note}\n" for note in one.get("gallery_notes", {}).get(family, []))
+        blocks.append(f"On {one['name']}:\n\n{cells}" + (f"\n{notes}" if notes else ""))
+    return "\n".join(blocks) or f"{NOT_MEASURED}\n"
 
 
 def _gallery_machines() -> str:
-    used = [_gallery_newest(family) for family in gallery.COLUMNS]
-    known = {one["name"]: one for one in used if one is not None}
+    known = {one["name"]: one for family in gallery.COLUMNS for one, _ in _gallery_of(family)}
     return "".join(
         f"* {name}: {one['machine']}, {one['system']}; {one['measured']}\n"
         for name, one in known.items()
