@@ -163,14 +163,14 @@ def open(
 
     def make() -> Store:
         warn_beyond_machine(budget)
-        return Store(engine, directory, str(memory), reads)
+        try:
+            return Store(engine, directory, str(memory), reads)
+        except LockedError as error:
+            raise for_one_process(error) from None
 
     if reads:
         return register(make())
-    try:
-        store, was_open = open_once(directory, {"memory": budget, **arguments}, make)
-    except LockedError as error:
-        raise for_one_process(error) from None
+    store, was_open = open_once(directory, {"memory": budget, **arguments}, make)
     if was_open:
         store._give_again()
     return store
