@@ -31,6 +31,8 @@ from embedrock.errors import (  # noqa: E402
 from embedrock.remote.nodes import buckets_of  # noqa: E402
 from ranks import run  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore::embedrock.PartWarning")  # one rank's is looked at
+
 IDS = 3000
 MEMORY = "2MiB"
 
