@@ -34,8 +34,8 @@ _PORT = 9092
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _SERVER = re.compile(r"([a-zA-Z0-9._-]+|\[[0-9a-fA-F:.%]+\])(:\d{1,5})?")
 _PORT_MAX = 65535
-_REFUSED_SECONDS = 5.0
-"""How long a first connection is tried that every broker refuses."""
+_REFUSED_SECONDS = 10.0
+"""How long a first connection is tried that every broker refuses: one may be starting again."""
 _POLL_SECONDS = 0.05
 _LOG_LEVEL = 0
 """What the client prints itself: hardly anything. Its errors are told by ours."""
@@ -170,7 +170,7 @@ def first_topic(
     """What the brokers answer a client that has just begun. ``heard()`` gives what is wrong with
     the connections, and whether no broker can be reached.
 
-    Errors: as :func:`topic_of`; ``IoError`` after 5 seconds where every broker refuses a
+    Errors: as :func:`topic_of`; ``IoError`` after 10 seconds where every broker refuses a
     connection, and after ``timeout`` where one does not answer.
 
     Blocking: until then.

@@ -52,7 +52,7 @@ class Kafka:
     With ``isolation="read_committed"`` records of transactions come once these have committed, and
     never where they were aborted. ``config`` has settings of the client by their names in
     librdkafka, such as ``security.protocol`` and ``sasl.password``. A first connection that every
-    broker refuses is an error after 5 seconds, one that does not answer after ``timeout``. Later,
+    broker refuses is an error after 10 seconds, one that does not answer after ``timeout``. Later,
     brokers that cannot be reached are tried again without end, and ``on_trouble(text)`` is called.
     What has to be answered, when its place is sought for example, fails after ``timeout`` seconds.
 
@@ -113,6 +113,7 @@ class Kafka:
             kafka.KafkaError.NETWORK_EXCEPTION,
             kafka.KafkaError.REQUEST_TIMED_OUT,
             kafka.KafkaError._TRANSPORT,
+            kafka.KafkaError._NOENT,  # no partition has a leader yet
         }
         """What a broker that has just come back may answer for a moment."""
         self._answer: Any = None
