@@ -29,6 +29,7 @@ from embedrock.errors import (
     BudgetWarning,
     EmbedrockError,
     LookaheadWarning,
+    PartWarning,
     UncommittedWarning,
 )
 from embedrock.observe.step_report import StepReport
@@ -64,6 +65,7 @@ __all__ = [
     "EmbedrockError",
     "LookaheadLoader",
     "LookaheadWarning",
+    "PartWarning",
     "PartitionedEdges",
     "PendingCommit",
     "Pipeline",

@@ -35,6 +35,7 @@ __all__ = [
     "MisuseError",
     "NonFiniteError",
     "NotFoundError",
+    "PartWarning",
     "PoisonedError",
     "RankError",
     "UncommittedWarning",
@@ -174,4 +175,11 @@ class LookaheadWarning(UserWarning):
     """Look-ahead does nothing, or was set aside; the message has the figures and what would help.
 
     Results are the same with and without.
+    """
+
+
+class PartWarning(UserWarning):
+    """A store of one rank was opened by itself: rows of other ranks' keys read as initial ones.
+
+    The message names the buckets that the store has, and how to read all rows.
     """

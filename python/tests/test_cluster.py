@@ -18,7 +18,7 @@ import pytest
 import embedrock
 from clusters import BUCKETS, Trio, cluster, free_ports
 from embedrock.errors import IoError, KeyRangeError, MisuseError, NonFiniteError, NotFoundError
-from embedrock.remote import buckets_of
+from embedrock.remote import buckets_of, routed
 from embedrock.remote.nodes import Map
 from embedrock.remote.routed import RoutedWire
 from embedrock.remote.wire import Refused, Wire
@@ -517,3 +517,29 @@ def test_keys_that_are_elsewhere_name_the_server_that_said_so() -> None:
     said = str(caught.value)
     assert said.startswith("cannot connect: server 10.0.0.2:6380; EMB.PUSH was made by no server")
     assert said.endswith("server 10.0.0.1:6380 (2 keys) refused it: MOVED 17 :6380")
+
+
+class Disputed(Elsewhere):
+    """Two servers, each of which says that the other has the keys, as amid a move."""
+
+    def learn(self, _: object) -> Map:
+        return self.map()
+
+    def rows(self, *_: object) -> None:
+        raise Refused("MOVED 17 10.0.0.2:6380")
+
+
+def test_servers_that_disagree_amid_a_move_are_no_misuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was MisuseError, with the advice to connect as the client had connected."""
+    monkeypatch.setattr(routed, "_PAUSE_S", 0.0)
+    nodes: Any = Disputed()
+    wire = RoutedWire(nodes)
+    wire.send(b"EMB.PULLB", b"user", np.arange(2).tobytes())
+    with pytest.raises(Refused) as caught:
+        wire.rows(np.empty((2, 2), np.float32), 2)
+    error = caught.value.mirrored()
+    assert isinstance(error, IoError)
+    said = str(error)
+    assert "10.0.0.2:6380 at last" in said and "ask again" in said, said
+    alone = Refused("MOVED 17 10.0.0.2:6380").mirrored()  # of a client of one server
+    assert isinstance(alone, MisuseError) and "connect with cluster=True" in str(alone)

@@ -70,7 +70,10 @@ def test_a_follower_that_is_killed_and_a_broker_that_restarts_apply_each_record_
         ) as child:
             before = committed(path)
             if kill == 1:
-                write(300)
+                until = time.monotonic() + SECONDS
+                while committed(path) == before and child.poll() is None:
+                    assert time.monotonic() < until  # it follows: a start meets a broker
+                    write(10)
                 restarted = threading.Thread(target=restart_without, args=(broker, "lost"))
                 restarted.start()
                 write(300)  # these wait for the broker

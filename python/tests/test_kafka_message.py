@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from embedrock.errors import IoError, MisuseError
-from embedrock.follow import Kafka, KafkaWriter, Record
+from embedrock.follow import Kafka, KafkaWriter, Record, broker
 from embedrock.follow.broker import address_of, read_config
 from embedrock.follow.message import Batches, Next, Spot, frame
 
@@ -192,12 +193,26 @@ def test_without_the_client_it_is_said_how_to_get_it(
 
 
 @pytest.mark.parametrize("kind", [Kafka, KafkaWriter])
-def test_a_broker_that_is_not_there_is_an_error_with_its_address(kind: Any) -> None:
+def test_a_broker_that_is_not_there_is_an_error_with_its_address(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was waited for as long as for one that does not answer, without a word."""
     pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
-    with pytest.raises(IoError, match=r"no broker at 127\.0\.0\.1:1 has answered: .*refused"):
-        kind("kafka://127.0.0.1:1/t", timeout=1.5)
+    monkeypatch.setattr(broker, "_REFUSED_SECONDS", 0.5)
+    said = r"no broker at 127\.0\.0\.1:1 can be reached, tried for 0\.5 s: .*refused"
+    with pytest.raises(IoError, match=said):
+        kind("kafka://127.0.0.1:1/t", timeout=1000.0)
     with pytest.raises(MisuseError, match=r'config: No such configuration property: "x\.y"'):
         kind("kafka://127.0.0.1:1/t", config={"x.y": 1})
+
+
+def test_a_broker_that_does_not_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
+    monkeypatch.setattr(broker, "_REFUSED_SECONDS", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(IoError, match=f"no broker at 127.0.0.1:{port} has answered"):
+            Kafka(f"kafka://127.0.0.1:{port}/t", timeout=1.0)
 
 
 def test_a_file_of_settings_is_read(tmp_path: Any) -> None:

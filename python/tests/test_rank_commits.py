@@ -33,6 +33,8 @@ from rankstores import (
     tables_of,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore::embedrock.PartWarning")  # one rank's is looked at
+
 
 def test_runs_of_buckets_are_contiguous_and_leave_none_out() -> None:
     assert runs_of(1) == [Run(0, 1023)]

@@ -26,6 +26,8 @@ from rankstores import (  # noqa: E402
     tables_of,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore::embedrock.PartWarning")  # one rank's is looked at
+
 
 def two_ranks(rank: int, world: int, folder: Path) -> None:
     """What two ranks do in one start, each part in a folder of its own."""

@@ -27,6 +27,8 @@ from rankstores import (  # noqa: E402
     steps_of_manifests,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore::embedrock.PartWarning")  # one rank's is looked at
+
 
 def two_ranks(rank: int, world: int, folder: Path) -> None:
     """The runs that are divided anew, in one start of both ranks."""
@@ -156,7 +158,9 @@ def test_stores_are_divided_anew_with_every_bit_and_trained_on(
     again = folder / "divided-1"
     assert main(["reshard", str(folder / "divided-3"), str(again), "--ranks", "1"]) == 0
     said = capsys.readouterr().out
-    assert f"run {done['run']} at step 3 for 1 ranks" in said, said
+    assert f"\nrun {done['run']} at step 3 for 1 rank\n" in said, said
+    assert main(["reshard", str(folder / "divided-3"), str(again), "--ranks", "1"]) == 0
+    assert f"\ndone: run {done['run']} at step 3 for 1 rank\n" in capsys.readouterr().out
     assert all_rows(again) == before
     for world in (3, 1):
         run(world, go_on, folder)
@@ -213,8 +217,11 @@ def test_a_reshard_that_was_cut_off_goes_on(folder: Path, tmp_path: Path) -> Non
     kept = [path.name for path in new.glob("buckets-*") if not (path / "unfinished-copy").exists()]
     assert 0 < len(kept) < 4 and (new / binding.UNFINISHED).exists()
     assert steps_of_manifests(new) == [], "it is for stores that are whole"
-    with refused(MisuseError, "another embedrock reshard"):
+    goes_on = f"embedrock reshard {old} {new} --ranks 4 --step "
+    with refused(MisuseError, "another embedrock reshard", goes_on):
         reshard(old, new, 3, memory=MEMORY)
+    with refused(MismatchError, "is not whole", goes_on):
+        reshard(new, tmp_path / "other", 3, memory=MEMORY)
     mine, another = new / kept[0], tmp_path / "another"
     mine.rename(another)
     shutil.copytree(old / "buckets-0000-0511", mine)
@@ -227,6 +234,14 @@ def test_a_reshard_that_was_cut_off_goes_on(folder: Path, tmp_path: Path) -> Non
     assert steps_of_manifests(new) == [4]
     assert {name: (new / name / "superblock").stat().st_mtime_ns for name in kept} == times
     assert all_rows(new) == all_rows(old) and not (new / binding.UNFINISHED).exists()
+    files = {path: path.stat().st_mtime_ns for path in new.rglob("*") if path.is_file()}
+    again = reshard(old, new, 4, memory=MEMORY)  # all of it is there
+    assert not again["is_new"] and again["rows"] == sum(map(len, all_rows(new).values()))
+    assert {p: p.stat().st_mtime_ns for p in new.rglob("*") if p.is_file()} == files
+    with refused(MisuseError, "step", "is there", "was to be divided: give another folder"):
+        reshard(folder / "divide", new, 4, memory=MEMORY)
+    with refused(MisuseError, "is not empty"):
+        reshard(old, new, 3, memory=MEMORY)
 
 
 def test_the_newest_step_that_all_have_is_taken(folder: Path, tmp_path: Path) -> None:

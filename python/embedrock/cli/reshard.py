@@ -17,7 +17,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         description=(
             "Makes the stores of another number of ranks of those of a run, which nobody trains on "
             "meanwhile and which stay as they are. Rows, optimizer state and counters keep every "
-            "bit. Cut off, the same command goes on where it was."
+            "bit. Cut off, the same command goes on where it was; done, it says so."
         ),
     )
     command.add_argument(
@@ -65,5 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{store['path']}: buckets {store['buckets']}, {store['rows']:,} rows, "
             f"{output.human_bytes(store['bytes'])}"
         )
-    print(f"run {done['run']} at step {done['step']} for {done['ranks']} ranks")
+    ranks = "1 rank" if done["ranks"] == 1 else f"{done['ranks']:,} ranks"
+    was_there = "" if done["is_new"] else "done: "
+    print(f"{was_there}run {done['run']} at step {done['step']} for {ranks}")
     return 0

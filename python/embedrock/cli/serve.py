@@ -161,8 +161,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serves until a signal comes."""
-    import embedrock
     from embedrock import _core
+    from embedrock.store.opening import open_part
 
     output.refuse_missing_store(arguments.store)
     if (arguments.tls_cert is None) != (arguments.tls_key is None):
@@ -183,7 +183,7 @@ def run(arguments: argparse.Namespace) -> int:
     if cluster is not None:
         handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, _setter(reread))
     try:
-        with embedrock.open(
+        with open_part(
             arguments.store,
             arguments.memory,
             create=False,
@@ -192,6 +192,8 @@ def run(arguments: argparse.Namespace) -> int:
             cold_directory=arguments.cold_directory,
             pmem_path=arguments.pmem_path,
         ) as store:
+            if cluster is None:
+                _refuse_part(store)
             if arguments.warm:
                 store.warm()
             _tell_of_regions(store)
@@ -226,6 +228,21 @@ def run(arguments: argparse.Namespace) -> int:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return 0
+
+
+def _refuse_part(store: Any) -> None:
+    """Refuses the store of one rank by itself: clients would get initial rows of others' keys."""
+    from embedrock.store.parts import BUCKETS, part_of
+
+    buckets = part_of(store)
+    if buckets is not None:
+        raise MisuseError(
+            f"{store.path} is the store of one rank, with the buckets {buckets} of {BUCKETS:,}: by "
+            f"itself it would answer initial rows for keys in others. Serve the stores of all "
+            f'ranks with --cluster MAP, in which this server has buckets = "{buckets}" '
+            f"(docs/how-to/cluster.md), or one store that is made of them: embedrock reshard "
+            f"{store.path.parent} NEW --ranks 1"
+        )
 
 
 def _tell_of_regions(store: Any) -> None:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from embedrock._durable import sync
 from embedrock.distributed.routing import BUCKETS
 from embedrock.errors import CorruptError, MismatchError, UnsupportedError
+from embedrock.store.parts import RANKS
 
 if TYPE_CHECKING:
     from embedrock.store import Store
@@ -42,7 +43,7 @@ __all__ = [
     "wrong_with",
 ]
 
-NAME = "ranks"
+NAME = RANKS
 """The byte string of a commit's state that has the binding."""
 UNFINISHED = "unfinished-reshard"
 """Lies in a folder of stores until all of them are whole."""

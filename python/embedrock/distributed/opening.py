@@ -36,8 +36,8 @@ from embedrock.distributed.shard import Shard
 from embedrock.distributed.together import tell
 from embedrock.errors import LockedError, MismatchError, MisuseError, NotFoundError
 from embedrock.store import Store
-from embedrock.store import open as open_store
 from embedrock.store.locked import for_ranks
+from embedrock.store.opening import open_part as open_store
 
 __all__ = ["open"]
 

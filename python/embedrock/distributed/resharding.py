@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from embedrock.distributed.binding import (
     NAME,
     UNFINISHED,
     Binding,
+    Run,
     binding_of,
     folders_of,
     new_folder,
@@ -39,7 +41,7 @@ from embedrock.distributed.binding import (
 from embedrock.distributed.manifest import write_manifest
 from embedrock.distributed.routing import BUCKETS
 from embedrock.errors import CorruptError, MismatchError, MisuseError, NotFoundError
-from embedrock.store import open as open_store
+from embedrock.store.opening import open_part as open_store
 from embedrock.weights.drafts import atomic
 
 __all__ = ["reshard"]
@@ -78,15 +80,15 @@ def reshard(
         old: Folders of a run's ranks, as :func:`open` had them, or their single stores, all of
             which are needed: of every machine.
         new: The new folder, on one disk. Of a call that was cut off it has what is done; the same
-            call goes on there.
+            call goes on there. Where all is done already, nothing is done again.
         ranks: How many ranks there will be, 1 to 1,024.
         step: The commit of this step; None takes the newest that all have.
         memory: The budget of each of the two stores that are open at a time: an index must fit.
         progress: Told how many rows of the old stores were looked at, of how many. Each new store
             takes a pass over every old one that it shares buckets with.
 
-    Returns ``{"run", "step", "ranks", "rows", "stores"}``; ``stores`` has the path, the buckets,
-    the rows and the bytes on disk of each.
+    Returns ``{"run", "step", "ranks", "rows", "stores", "is_new"}``; ``stores`` has the path, the
+    buckets, the rows and the bytes on disk of each, ``is_new`` is False where all was done already.
 
     Errors: ``MismatchError`` for stores of several runs, without a common step, with buckets
     missing or twice, or with other tables; ``MisuseError`` where ``new`` holds something else, or a
@@ -108,15 +110,17 @@ def reshard(
     olds, state, meta = _look(sources, asked, budget)
     bound, at = olds[0].bound, olds[0].step
     plan = {"run": bound.run, "step": at, "world": world, "from": [str(one.path) for one in olds]}
-    _begin(target, plan)
     runs = runs_of(world)
+    is_new = _begin(target, plan, runs)
     passes = [[one for one in olds if one.bound.buckets.with_(run)] for run in runs]
     counted = _Counted(progress, sum(one.rows for taken in passes for one in taken))
     stores: list[dict[str, Any]] = []
     for run, taken in zip(runs, passes, strict=True):
         place = target / run.folder
         new_bound = replace(bound, world=world, buckets=run, from_world=bound.world)
-        found = _done(place, new_bound, at, budget)
+        found = _done(place, new_bound, at, budget, is_new)
+        if found is None and not is_new:
+            raise MisuseError(f"{target} is not empty, and {place} is no whole store")
         if found is None:
             parts: list[tuple[PathLike, str, int]] = [
                 (str(one.path), str(one.bound.buckets.with_(run)), len(one.bound.buckets))
@@ -137,9 +141,11 @@ def reshard(
             f"{there:,} rows are in the old stores and {rows:,} were copied: a store has rows of "
             f"buckets that are not its own; {target} is not finished"
         )
-    write_manifest(target, bound, at, [str(run) for run in runs])
-    _finish(target)
-    return {"run": bound.run, "step": at, "ranks": world, "rows": rows, "stores": stores}
+    if is_new:
+        write_manifest(target, bound, at, [str(run) for run in runs])
+        _finish(target)
+    of = {"run": bound.run, "step": at, "ranks": world, "rows": rows}
+    return {**of, "stores": stores, "is_new": is_new}
 
 
 class _Counted:
@@ -174,7 +180,8 @@ def _expanded(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if (path / UNFINISHED).exists():
             raise MismatchError(
-                f"{path} is not whole: embedrock reshard into it goes on, or was cut off"
+                f"{path} is not whole: an embedrock reshard into it goes on, or was cut off; "
+                f"{_goes_on(path)}"
             )
         if (path / "superblock").is_file():
             found.append(path)
@@ -228,35 +235,68 @@ def _look(
         return olds, store.state(), store.meta
 
 
-def _begin(target: Path, plan: dict[str, Any]) -> None:
-    """Marks the folder before anything is in it, or finds the mark of the same call."""
+def _begin(target: Path, plan: dict[str, Any], runs: Sequence[Run]) -> bool:
+    """Marks the folder before anything is in it, or finds the mark of the same call. Returns False
+    for one that has the stores of so many ranks and no mark: they may be what is asked for."""
     mark = target / UNFINISHED
     with file_errors(f"making {target}"):
         new_folder(target)
         if mark.exists():
-            try:
-                before = json.loads(mark.read_bytes())
-            except ValueError:
-                before = None
-            if before != plan:
+            if _plan_in(target) != plan:
                 raise MisuseError(
-                    f"{target} has what another embedrock reshard has left ({before}); remove it, "
-                    f"or give another folder"
+                    f"{target} has what another embedrock reshard has left; {_goes_on(target)}. "
+                    f"For this one remove the folder, or give another"
                 )
-            return
+            return True
+        if list(folders_of(target)) == list(runs):
+            return False
         if any(not child.name.startswith(".") for child in target.iterdir()):
             raise MisuseError(f"{target} is not empty, expected a new folder")
     with atomic(mark) as file:
         file.write(json.dumps(plan).encode(), 0)
+    return True
 
 
-def _done(place: Path, bound: Binding, step: int, memory: str) -> dict[str, int] | None:
-    """What a store has that was made before the call was cut off; None where it is not whole."""
+def _plan_in(target: Path) -> dict[str, Any] | None:
+    """What a call was to make that has left a folder; None where that makes no sense."""
+    try:
+        told = json.loads((target / UNFINISHED).read_bytes())
+        return {name: told[name] for name in ("run", "step", "world", "from")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _goes_on(target: Path) -> str:
+    """The command that goes on with what was left in a folder."""
+    plan = _plan_in(target)
+    if plan is None:
+        return f"what it was to make cannot be read in {target / UNFINISHED}"
+    stores = [Path(path) for path in plan["from"]]
+    folders = {path.parent for path in stores}
+    if all(set(folders_of(folder).values()) <= set(stores) for folder in folders):
+        stores = sorted(folders)
+    old = shlex.join(map(str, stores))
+    return (
+        f"this goes on with it: embedrock reshard {old} {shlex.quote(str(target))} "
+        f"--ranks {plan['world']} --step {plan['step']}"
+    )
+
+
+def _done(
+    place: Path, bound: Binding, step: int, memory: str, is_new: bool
+) -> dict[str, int] | None:
+    """What a store has that was made before the call was cut off, or by an earlier one; None where
+    it is not whole."""
     if not (place / "superblock").is_file() or (place / "unfinished-copy").exists():
         return None
     with open_store(place, memory, read_only=True, create=False) as store:
-        if store.step != step or binding_of(store.state(), place) != bound:
-            raise MisuseError(f"{place} holds another store; remove it, or give another folder")
+        found = binding_of(store.state(), place) if store.step is not None else None
+        if store.step != step or found != bound:
+            said = "no commit" if found is None else f"step {store.step} of run {found.run!r}"
+            raise MisuseError(
+                f"{place} is there, with {said}, and step {step} of run {bound.run!r} was to be "
+                f"divided: " + ("remove it, or " if is_new else "") + "give another folder"
+            )
         rows = sum(len(table) for table in store.tables.values())
         return {"rows": rows, "bytes": int(store.stats()["disk_bytes"])}
 

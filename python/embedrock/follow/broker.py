@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from embedrock._arguments import file_errors, named_path, shown, text
@@ -20,6 +21,7 @@ __all__ = [
     "address_of",
     "asked",
     "client",
+    "first_topic",
     "made",
     "merged",
     "read_config",
@@ -32,6 +34,9 @@ _PORT = 9092
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _SERVER = re.compile(r"([a-zA-Z0-9._-]+|\[[0-9a-fA-F:.%]+\])(:\d{1,5})?")
 _PORT_MAX = 65535
+_REFUSED_SECONDS = 10.0
+"""How long a first connection is tried that every broker refuses: one may be starting again."""
+_POLL_SECONDS = 0.05
 _LOG_LEVEL = 0
 """What the client prints itself: hardly anything. Its errors are told by ours."""
 
@@ -157,6 +162,30 @@ def topic_of(kafka: Any, answer: Any, address: Address, trouble: str = "") -> To
             f"no broker at {address.servers} has answered: {reason(error)}{said}"
         ) from error
     return Topic(str(told.topic_id), tuple(sorted(part.id for part in told.partitions)))
+
+
+def first_topic(
+    kafka: Any, admin: Any, address: Address, timeout: float, heard: Callable[[], tuple[str, bool]]
+) -> Topic:
+    """What the brokers answer a client that has just begun. ``heard()`` gives what is wrong with
+    the connections, and whether no broker can be reached.
+
+    Errors: as :func:`topic_of`; ``IoError`` after 10 seconds where every broker refuses a
+    connection, and after ``timeout`` where one does not answer.
+
+    Blocking: until then.
+    """
+    answer = asked(kafka, admin, address.topic, timeout)
+    began, patience = time.monotonic(), min(timeout, _REFUSED_SECONDS)
+    while not answer.done():
+        admin.poll(_POLL_SECONDS)  # hears what is wrong with the connections
+        trouble, is_down = heard()
+        if is_down and time.monotonic() - began > patience:
+            raise IoError(
+                f"no broker at {address.servers} can be reached, tried for {patience:g} s: "
+                f"{trouble}; start one there, or give the address of one that runs"
+            )
+    return topic_of(kafka, answer, address, heard()[0])
 
 
 def reason(error: Exception) -> str:

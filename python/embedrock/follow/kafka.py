@@ -51,9 +51,10 @@ class Kafka:
 
     With ``isolation="read_committed"`` records of transactions come once these have committed, and
     never where they were aborted. ``config`` has settings of the client by their names in
-    librdkafka, such as ``security.protocol`` and ``sasl.password``. Brokers that cannot be reached
-    are tried again without end; ``on_trouble(text)`` is then called. What has to be answered, when
-    it is opened for example, fails after ``timeout`` seconds.
+    librdkafka, such as ``security.protocol`` and ``sasl.password``. A first connection that every
+    broker refuses is an error after 10 seconds, one that does not answer after ``timeout``. Later,
+    brokers that cannot be reached are tried again without end, and ``on_trouble(text)`` is called.
+    What has to be answered, when its place is sought for example, fails after ``timeout`` seconds.
 
     Records that the broker has deleted before they were followed are an error that says how many;
     with ``skip_lost`` it goes on behind them, and tells ``on_trouble``.
@@ -79,6 +80,7 @@ class Kafka:
         self._consumer: Any = None
         self._pid = os.getpid()
         self._trouble = self._fatal = ""
+        self._is_down = False
         self._address = broker.address_of(url)
         levels = ("read_committed", "read_uncommitted")
         self._isolation = choice("isolation", isolation, levels)
@@ -111,10 +113,13 @@ class Kafka:
             kafka.KafkaError.NETWORK_EXCEPTION,
             kafka.KafkaError.REQUEST_TIMED_OUT,
             kafka.KafkaError._TRANSPORT,
+            kafka.KafkaError._NOENT,  # no partition has a leader yet
         }
         """What a broker that has just come back may answer for a moment."""
         self._answer: Any = None
-        self._topic = self._ask(self._timeout)
+        self._topic = broker.first_topic(
+            kafka, self._admin, self._address, self._timeout, lambda: (self._trouble, self._is_down)
+        )
         self._checked_at = self._came_at = time.monotonic()
         self._held: list[Any] = []
         self._failed: Exception | None = None
@@ -292,16 +297,20 @@ class Kafka:
 
     def _heard(self, error: Any) -> None:
         """What the client says of its connections."""
-        self._trouble = str(error.str())
+        said = str(error.str())
         if error.fatal():
-            self._fatal = self._trouble
+            self._fatal = said
+        is_down = error.code() == self._kafka.KafkaError._ALL_BROKERS_DOWN
+        self._is_down |= is_down
+        if not is_down or not self._trouble:  # why each is down says more
+            self._trouble = said
         told = error.code() in (
             self._kafka.KafkaError._ALL_BROKERS_DOWN,
             self._kafka.KafkaError._AUTHENTICATION,
             self._kafka.KafkaError._SSL,
         )
         if told and self._on_trouble is not None:
-            self._on_trouble(f"{self._address.servers}: {self._trouble}; trying again")
+            self._on_trouble(f"{self._address.servers}: {said}; trying again")
 
     def _fetched(self) -> list[Any]:
         """What has come; waits a little for the first of it while something is to come."""

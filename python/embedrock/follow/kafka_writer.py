@@ -74,6 +74,7 @@ class KafkaWriter(RecordWriter):
         plain = broker.merged(self._address, config, {"error_cb": self._heard}, {})
         self._kafka = kafka = broker.client("embedrock.follow.KafkaWriter")
         self._trouble = ""
+        self._is_down = False
         self._failed = ""
         self._fatal = False
         self._records = 0
@@ -81,10 +82,9 @@ class KafkaWriter(RecordWriter):
         self._pid = os.getpid()
         self._appending = threading.RLock()  # over the order of records, and what a transaction has
         admin = broker.made(kafka.admin.AdminClient, plain, kafka)
-        answer = broker.asked(kafka, admin, self._address.topic, self._timeout)
-        while not answer.done():
-            admin.poll(_WAIT_SECONDS)  # hears what is wrong with the connections
-        topic = broker.topic_of(kafka, answer, self._address, self._trouble)
+        topic = broker.first_topic(
+            kafka, admin, self._address, self._timeout, lambda: (self._trouble, self._is_down)
+        )
         self._partitions = topic.partitions
         if self._partition is not None and self._partition not in self._partitions:
             raise MisuseError(
@@ -213,9 +213,13 @@ class KafkaWriter(RecordWriter):
 
     def _heard(self, error: Any) -> None:
         """What the client says of its connections."""
-        self._trouble = str(error.str())
+        said = str(error.str())
         if error.fatal():
-            self._fatal, self._failed = True, self._trouble
+            self._fatal, self._failed = True, said
+        is_down = error.code() == self._kafka.KafkaError._ALL_BROKERS_DOWN
+        self._is_down |= is_down
+        if not is_down or not self._trouble:  # why each is down says more
+            self._trouble = said
 
     def _transact(self, verb: str) -> None:
         """One step of a transaction, tried again while that may help. One that cannot be committed

@@ -6,27 +6,22 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from embedrock._arguments import flag, function, instance, named_path, number, shown
-from embedrock.commits import Commit
 from embedrock.errors import MismatchError, MisuseError, NotFoundError
+from embedrock.follow.origin import SOURCE, origin_of, told_of
 from embedrock.store import Store
-from embedrock.store import open as open_store
 from embedrock.store.changes import ChangedRows
+from embedrock.store.copied import Facts, last_facts
+from embedrock.store.opening import open_part
 
-__all__ = ["SOURCE", "StoreFollowed", "StoreFollower", "apply_changes"]
+__all__ = ["StoreFollowed", "StoreFollower", "apply_changes"]
 
-SOURCE = "source"
-"""Name of the byte string that a commit of a copy has its position in."""
-_VERSION = 1
 _HEAD = "head"
 """The file of a store that is written with each commit."""
-_NO_META = ""
 _CHANGES = "what Store.changes gives"
 
 
@@ -49,6 +44,9 @@ def apply_changes(store: Store, changes: Iterable[ChangedRows]) -> tuple[int, in
 
     Rows come with their optimizer state where the changes have it, and keep their own otherwise.
     Nothing is committed. Applied again it changes nothing: what was interrupted is begun anew.
+    Changes do not say which rows the store must have had before them. Whether it is a copy of their
+    store, at the commit since which they are, is for the caller to know; :class:`StoreFollower`
+    looks.
 
     Errors: ``NotFoundError`` for a table that is not there, ``MismatchError`` where its rows are
     others; those of ``Table.put`` and ``Table.delete``.
@@ -90,11 +88,15 @@ def apply_changes(store: Store, changes: Iterable[ChangedRows]) -> tuple[int, in
 class StoreFollower:
     """Keeps ``copy`` equal to the store at ``source``, commit by commit.
 
-    ``copy`` is a store that :func:`embedrock.copy` made of an earlier commit of the source, or one
-    without commits, which takes all rows over. Each commit of the copy has the step, meta and byte
-    strings of the source's commit, and in the byte string ``"source"`` which one that was: so a
-    process that was killed goes on from there. Rows and their optimizer state are copied as they
-    are, so nothing is lost and nothing counted twice. Tables that come to the source are made.
+    ``copy`` is a store that :func:`embedrock.copy` made of an earlier commit of the source, that
+    :func:`embedrock.objects.pull` made of a push of it, or one without commits, which takes all
+    rows over. No other store is followed with, and no copy behind a commit that others have made:
+    it would have rows that the source has not, without a word.
+
+    Each commit of the copy has the step, meta and byte strings of the source's commit, and in the
+    byte string ``"source"`` which one that was: so a process that was killed goes on from there.
+    Rows and their optimizer state are copied as they are, so nothing is lost and nothing counted
+    twice. Tables that come to the source are made.
 
     While it runs it keeps a reader of the source open at the commit that the copy is at: the
     journal from there on stays. Between two runs nothing does. Where the source has gone on too
@@ -105,8 +107,11 @@ class StoreFollower:
 
     Nothing else may change or commit the copy.
 
-    Errors: ``MisuseError`` for a copy that is ``read_only`` or has changes that no commit holds;
-    ``MismatchError`` for one that follows another store.
+    Errors: ``MisuseError`` for a copy that is ``read_only``, has changes that no commit holds, or a
+    last commit that others have made; ``MismatchError`` for a store that is a copy of another one,
+    of some buckets or of none, and for one without commits with another seed of initial rows. A
+    copy that an earlier version of this package has made, and nothing has followed with, is refused
+    as no copy: copy anew.
 
     >>> table.put([7, 8], np.ones((2, 4), np.float32))
     >>> commit = store.commit(step=1)
@@ -147,13 +152,22 @@ class StoreFollower:
         """The reader of the commit that the copy is at."""
         self._stamp: int | None = None
         self._commits = self._rows = self._deleted = 0
-        self._position = _position_of(copy)
-        self._step = copy.step
+        self._origin = origin_of(copy)
+        self._at = last_facts(copy)
+        """The copy's last commit."""
+        self._id: str | None = None
+        """The source's id, once it was opened."""
+        self._since: Facts | None = None
+        """The source's commit that the copy is at."""
 
     @property
     def followed(self) -> StoreFollowed:
         """How far it is."""
         return StoreFollowed(self._commits, self._rows, self._deleted, self._step)
+
+    @property
+    def _step(self) -> int | None:
+        return None if self._at is None else self._at.step
 
     def run(
         self,
@@ -214,7 +228,7 @@ class StoreFollower:
         stamp = _stamp_of(self._source)
         if self._held is not None and stamp == self._stamp:
             return False
-        reader = open_store(self._source, self._memory, read_only=True)
+        reader = open_part(self._source, self._memory, read_only=True)
         try:
             took = self._take_over(reader)
         except BaseException:
@@ -228,70 +242,41 @@ class StoreFollower:
         return took
 
     def _take_over(self, reader: Store) -> bool:
-        if self._copy.step != self._step:
+        copy = self._copy
+        if last_facts(copy) != self._at:
             raise MisuseError(
-                f"{self._copy.path} was committed at step {self._copy.step} by others while it "
-                f"follows {self._source}; make a new copy, and leave its commits to the follower"
+                f"{copy.path} was committed at step {copy.step} by others while it follows "
+                f"{self._source}; make a new copy, and leave its commits to the follower"
             )
-        if self._position is not None and self._position["id"] != reader.id:
+        if self._id is None:
+            self._since, self._id = self._origin.commit_of(reader, copy), reader.id
+        if self._id != reader.id:
             raise MismatchError(
-                f"{self._copy.path} follows the store {self._position['id']}, and "
-                f"{self._source} is {reader.id}; make a new copy of that one"
+                f"{self._source} was store {self._id} when {copy.path} began to follow it, and is "
+                f"store {reader.id} now; make a new copy of that one"
             )
-        commits = reader.commits()
-        if not commits:
+        newest = last_facts(reader)
+        if newest is None or newest == self._since:
             return False
-        newest = commits[-1]
-        since = self._since()
-        if isinstance(since, Commit) and _is_same(since, newest):
-            return False
+        if self._at is None and copy._core.seed() != reader._core.seed():
+            raise MismatchError(
+                f"{copy.path} has the seed {copy._core.seed()} of initial rows, and "
+                f"{self._source} has {reader._core.seed()}: rows that nobody has written would "
+                f"differ; make the copy with embedrock.open(..., seed={reader._core.seed()})"
+            )
         for table in reader.tables.values():
-            if table.name not in self._copy.tables:
+            if table.name not in copy.tables:
                 spec = reader._core.table_info(table._handle)["spec"]
-                self._copy._core.table(json.dumps(spec))
+                copy._core.table(json.dumps(spec))
+        since = None if self._since is None else self._since.commit()
         with reader.changes(since, state=True) as changes:
-            rows, deleted = apply_changes(self._copy, changes)
-        told = {"version": _VERSION, "id": reader.id, **_told_of(newest)}
-        state = {**reader.state(), SOURCE: json.dumps(told).encode()}
-        self._copy.commit(newest.step, newest.meta, state)
-        self._position, self._step = told, newest.step
+            rows, deleted = apply_changes(copy, changes)
+        state = {**reader.state(), SOURCE: told_of(reader, newest, copy)}
+        copy.commit(newest.step, reader.meta, state)
+        self._since, self._at = newest, last_facts(copy)
         self._commits, self._rows = self._commits + 1, self._rows + rows
         self._deleted += deleted
         return True
-
-    def _since(self) -> int | Commit | None:
-        if self._position is None:
-            return self._step  # a copy has the step of what it is a copy of
-        names = ("sequence", "step", "unix_time", "bytes_written")
-        of = {name: int(self._position[name]) for name in names}
-        return Commit(**of, meta=_NO_META, rows_flushed=0, state_bytes=0)
-
-
-def _told_of(commit: Commit) -> dict[str, int]:
-    """What tells a commit from others, for JSON."""
-    told = asdict(commit)
-    return {name: told[name] for name in ("sequence", "step", "unix_time", "bytes_written")}
-
-
-def _is_same(one: Commit, other: Commit) -> bool:
-    return _told_of(one) == _told_of(other)
-
-
-def _position_of(copy: Store) -> dict[str, Any] | None:
-    """The commit of the source that the copy is at, where its own says it."""
-    told = copy.state().get(SOURCE) if copy.step is not None else None
-    if told is None:
-        return None
-    with suppress(ValueError, TypeError, KeyError):
-        found = json.loads(told)
-        if found["version"] == _VERSION and isinstance(found["id"], str):
-            for name in ("sequence", "step", "unix_time", "bytes_written"):
-                int(found[name])
-            return dict(found)
-    raise MismatchError(
-        f"the byte string {SOURCE!r} of the commit of step {copy.step} in {copy.path} is no "
-        f"position of a follower; it is {told[:60]!r}"
-    )
 
 
 def _stamp_of(source: Path) -> int | None:

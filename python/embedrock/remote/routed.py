@@ -161,6 +161,7 @@ class RoutedWire(Wire):
         failures: list[Failure] = []
         moved: list[tuple[Part, Refused]] = []
         hint = None
+        began = time.monotonic()
         for part in request.parts:
             try:
                 if part.address in request.unsent:
@@ -190,7 +191,10 @@ class RoutedWire(Wire):
                 try:
                     done((part, self._send_on(part, read)))
                 except Refused as refused:
-                    if refused.code != "MOVED" or turn == _MOVES_MAX - 1:
+                    is_last = turn == _MOVES_MAX - 1
+                    if refused.code == "MOVED" and is_last:
+                        refused.sent_on_s = time.monotonic() - began
+                    if refused.code != "MOVED" or is_last:
                         failures.append(Failure(part, refused))
                         continue
                     moved.append((part, refused))

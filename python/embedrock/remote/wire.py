@@ -47,16 +47,26 @@ class Refused(Exception):
         self.code, _, self.said = text.partition(" ")
         self.partly = False
         """Whether some of several servers have made it."""
+        self.sent_on_s: float | None = None
+        """For how long it was sent to the server that has the keys, and was refused there, too."""
 
     def mirrored(self) -> EmbedrockError:
         """The exception that the same error has of a store that is open here."""
         if self.code == "MOVED" and not self.partly:
             other = self.said.rpartition(" ")[2]
+            if self.sent_on_s is not None:
+                return IoError(
+                    f"servers of the cluster have read different maps, as they do while a bucket "
+                    f"moves: for {self.sent_on_s:.0f} s each said that another has the keys, "
+                    f"{other} at last. Nothing was changed. It passes once all have read the new "
+                    f"map (EMB.CLUSTER RELOAD); ask again then"
+                )
             return MisuseError(
                 f"the server shares its keys with others, and {other} has those: connect with "
-                f"cluster=True; if that is so, the servers have read different maps"
+                f"cluster=True"
             )
-        kind = _CLASSES.get(self.code, MisuseError)
+        # Of servers that have not all read a map, which passes.
+        kind = IoError if self.code == "MOVED" else _CLASSES.get(self.code, MisuseError)
         # What the protocol has words for is an argument here.
         said = self.said.replace("NONFINITE SKIP", 'non_finite="skip"')
         return kind(said or self.code)

@@ -19,8 +19,13 @@ from embedrock._arguments import (
     whole_or_none,
 )
 from embedrock._memory import memory_text
+from embedrock.errors import NotFoundError
+from embedrock.store.copied import Copied, Facts, look_at, write_note
 
 __all__ = ["check", "copy", "resize"]
+
+_LOOKS = 4
+"""How often the last commit is looked for that a writer drops before it is copied."""
 
 
 def check(path: str | os.PathLike[str], progress: Progress | None = None) -> dict[str, Any]:
@@ -71,6 +76,9 @@ def copy(
     ``progress(done, total)`` is called now and then, in rows of the source. Ctrl-C ends the copy
     between two batches.
 
+    Beside the copy it is noted which commit of which store it is, in the file ``copied-from``:
+    :class:`embedrock.follow.StoreFollower` takes no other store for a copy.
+
     Returns the commit that was copied, the rows, and the bytes of the copy on disk.
 
     Errors: ``NotFoundError``, ``MisuseError`` when the destination holds a store with a commit or
@@ -86,19 +94,30 @@ def copy(
     if storage is not None:
         choice("storage", storage, ("log", "lsm", "pmem"))
     function("progress", progress, "rows done and in all")
-    report: dict[str, Any] = _core.copy(
-        named_path("path", path),
-        named_path("destination", destination),
-        memory_text(memory),
-        number,
-        pin,
+    source, target = named_path("path", path), named_path("destination", destination)
+    some = None if buckets is None else text("buckets", buckets)
+    rest = (
         storage,
         named_path_or_none("cold_directory", cold_directory),
         named_path_or_none("pmem_path", pmem_path),
         whole_or_none("capacity", capacity, 1),
-        None if buckets is None else text("buckets", buckets),
+        some,
         progress,
     )
+    budget = memory_text(memory)
+    for left in reversed(range(_LOOKS)):
+        seen = look_at(source, number, pin)
+        # The very commit that was seen, though a writer goes on.
+        at = seen.facts.step if seen is not None and pin is None else number
+        try:
+            report: dict[str, Any] = _core.copy(source, target, budget, at, pin, *rest)
+            break
+        except NotFoundError:
+            if at == number or not left:
+                raise
+    if seen is not None and seen.may_be(report["commit"]):
+        own = Facts.of(report["commit"])
+        write_note(target, Copied(seen.store, seen.facts, own, str(source.absolute()), some))
     return report
 
 

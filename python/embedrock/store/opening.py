@@ -20,10 +20,11 @@ from embedrock._memory import memory_text, warn_beyond_machine
 from embedrock.ahead.window import WINDOW_GROUP
 from embedrock.errors import LockedError
 from embedrock.store.locked import for_one_process
+from embedrock.store.parts import known_parts, warn_of_part
 from embedrock.store.registry import open_once, register
 from embedrock.store.store import Store
 
-__all__ = ["open"]
+__all__ = ["open", "open_part"]
 
 MERGE_PICKERS = ("score", "largest", "round_robin", "oldest")
 UPKEEP_SCHEDULERS = ("off", "gate", "share")
@@ -122,6 +123,9 @@ def open(
     ``CorruptError``, ``BudgetError``, ``IoError``; ``MismatchError`` where the cold directory is
     not there or not this store's.
 
+    Warns with ``PartWarning`` where the store is that of one rank of several: rows of other ranks'
+    keys would read as initial ones.
+
     Blocking: reads the index; the time follows the size of the store's journal.
 
     >>> with embedrock.open("other.store", memory=64 << 20) as other:
@@ -169,8 +173,17 @@ def open(
             raise for_one_process(error) from None
 
     if reads:
-        return register(make())
+        return warn_of_part(register(make()))
     store, was_open = open_once(directory, {"memory": budget, **arguments}, make)
     if was_open:
         store._give_again()
-    return store
+    return warn_of_part(store)
+
+
+def open_part(path: str | os.PathLike[str], memory: int | str = "10%", **options: Any) -> Store:
+    """As :func:`open`, for callers who know that a store may have the keys of some buckets alone.
+
+    Errors: those of :func:`open`.
+    """
+    with known_parts():
+        return open(path, memory, **options)
