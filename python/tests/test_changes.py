@@ -270,7 +270,7 @@ def test_commits_that_come_beside_a_look_are_not_passed_over(
 
         commit(1)
         assert follower.run(once=True).step == 2
-        open_source = stores.open_store
+        open_source = stores.open_source
 
         def opening(*given: Any, **more: Any) -> embedrock.Store:
             commit(8)
@@ -281,7 +281,7 @@ def test_commits_that_come_beside_a_look_are_not_passed_over(
         commit(1)
         looks = iter([False, True])
         with monkeypatch.context() as patched:
-            patched.setattr(stores, "open_store", opening)
+            patched.setattr(stores, "open_source", opening)
             assert follower.run(stop=lambda: next(looks)).step == store.step - 1
         assert follower.run(once=True).step == copy.step == store.step
         assert digests(copy) == digests(store)

@@ -16,7 +16,7 @@ from embedrock.follow.origin import SOURCE, origin_of, told_of
 from embedrock.store import Store
 from embedrock.store.changes import ChangedRows
 from embedrock.store.copied import Facts, last_facts
-from embedrock.store.opening import open_part
+from embedrock.store.opening import open_part as open_source
 
 __all__ = ["StoreFollowed", "StoreFollower", "apply_changes"]
 
@@ -228,7 +228,7 @@ class StoreFollower:
         stamp = _stamp_of(self._source)
         if self._held is not None and stamp == self._stamp:
             return False
-        reader = open_part(self._source, self._memory, read_only=True)
+        reader = open_source(self._source, self._memory, read_only=True)
         try:
             took = self._take_over(reader)
         except BaseException:
