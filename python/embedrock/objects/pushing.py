@@ -43,6 +43,7 @@ from embedrock.objects.manifest import (
 )
 from embedrock.objects.parallel import side_by_side
 from embedrock.objects.remote import Remote, TakenError
+from embedrock.objects.runs.manifest import of_a_run
 from embedrock.store import Store
 
 __all__ = ["PIECE_BYTES_MAX", "PIECE_BYTES_MIN", "Pushed", "hold", "push_commit"]
@@ -195,6 +196,11 @@ class _Push:
     def _find_newest(self) -> Manifest | None:
         """The newest push that can be read, if there is one; those after it are damaged."""
         found = history.numbers(self._remote)
+        if not found and of_a_run(self._remote):
+            raise MismatchError(
+                f"{self._remote.url} has pushes of a run of ranks, and this is a single store: "
+                f"name another URL for it, or push the folder of the run"
+            )
         is_ours = not found
         for one in reversed(found):
             read = history.whole_or_none(history.read_any, self._remote, one.name)

@@ -59,6 +59,8 @@ _CLIENT = frozenset(
 """Those of ``client_options``, which may be given beside it, too: on a command line."""
 _NO_BUCKET = ("nosuchbucket", "containernotfound", "bucket does not exist", "notfound: bucket")
 _WRONG_KEY = ("usernotfound", "invalidaccesskeyid", "signaturedoesnotmatch")
+_DENIED = ("403 forbidden", "no user exists")
+"""Of a list these are no errors of a kind of their own."""
 _FULL = ("no space left", "os error 28", "quota", "storage full", "storagefull", "507 ")
 _PER_DELETE = 1000
 _LOOK_SECONDS = 0.2
@@ -311,6 +313,8 @@ class Remote:
             said = str(error).lower()
             if any(word in said for word in _NO_BUCKET):
                 raise NotFoundError(f"{what}: {self._missing(error)}") from error
+            if any(word in said for word in _DENIED):
+                raise _refused(what, error) from error
             if any(word in said for word in _FULL):
                 raise FullError(
                     f"{what}: no room is left there ({_first_line(error)}); make room, for example "

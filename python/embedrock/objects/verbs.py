@@ -19,7 +19,7 @@ from embedrock._arguments import (
     whole,
     whole_or_none,
 )
-from embedrock.errors import MismatchError, MisuseError
+from embedrock.errors import MisuseError
 from embedrock.objects import history
 from embedrock.objects.pruning import list_pushes, prune_store
 from embedrock.objects.pulling import chosen, pull_push
@@ -106,19 +106,9 @@ def push(
     held = hold(store if isinstance(store, Store) else path, number, pin, cold)
     try:
         remote = Remote(url, options, make=True)
-        _expect_single(remote, path)
         return push_commit(held, remote, path, workers, size, progress).told()
     finally:
         held.close()
-
-
-def _expect_single(remote: Remote, path: Path) -> None:
-    """Refuses a store by itself where a run's are."""
-    if _is_run(remote):
-        raise MismatchError(
-            f"{remote.url} has pushes of a run of ranks, and {path} is a single store: name "
-            f"another URL for it, or push the folder of the run"
-        )
 
 
 def _piece_bytes(value: int | None) -> int | None:
