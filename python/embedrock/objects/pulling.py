@@ -36,7 +36,7 @@ from embedrock.objects.manifest import (
 from embedrock.objects.parallel import side_by_side
 from embedrock.objects.remote import Remote
 
-__all__ = ["UNFINISHED", "chosen", "file_errors", "pull_push", "take"]
+__all__ = ["LISTED", "UNFINISHED", "chosen", "file_errors", "pull_push", "take"]
 
 UNFINISHED, _LOCK, _HEAD = "unfinished-copy", "lock", "head"
 _OF_A_STORE = re.compile(
@@ -44,7 +44,7 @@ _OF_A_STORE = re.compile(
     r"|(journal|pin|rows|part|state|hold)-.*"
 )
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-_LISTED = 8
+LISTED = 8
 """Of so many pushes at most an error tells, the newest."""
 _TRIES = 3
 """How often a piece is fetched that is not what its name says."""
@@ -116,7 +116,7 @@ def _listed(remote: Remote) -> str:
     """The pushes that can be pulled, by number and step."""
     read = (
         history.whole_or_none(history.read_summary, remote, found.name)
-        for found in history.numbers(remote)[-_LISTED:]
+        for found in history.numbers(remote)[-LISTED:]
     )
     live = [one for one in read if one is not None and one.pruned is None]
     return ", ".join(f"push {one.number} of step {one.step}" for one in live) or "none"

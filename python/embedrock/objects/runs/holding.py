@@ -91,8 +91,8 @@ class _Holds:
             except NotFoundError as error:
                 raise NotFoundError(
                     f"{path}: {error}; all stores of the run must have it: pin a commit on all "
-                    f"ranks (shard.commit(step, pin=NAME)), or push the newest that all have, by "
-                    f"naming none"
+                    f"ranks (shard.commit(step, pin=NAME)), or leave step= out to push the newest "
+                    f"commit that all have"
                 ) from error
         _expect_one_commit(found)
         return found

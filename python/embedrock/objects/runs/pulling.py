@@ -18,7 +18,7 @@ from embedrock._durable import sync
 from embedrock.errors import CorruptError, LockedError, MisuseError, NotFoundError
 from embedrock.objects import history
 from embedrock.objects.manifest import manifest_name
-from embedrock.objects.pulling import UNFINISHED, file_errors, pull_push, take
+from embedrock.objects.pulling import LISTED, UNFINISHED, file_errors, pull_push, take
 from embedrock.objects.remote import Remote
 from embedrock.objects.runs.facts import buckets_of, folders_in
 from embedrock.objects.runs.manifest import (
@@ -86,9 +86,13 @@ def _chosen(remote: Remote, step: int | None, number: int | None) -> RunManifest
     if number is not None:
         names = {run_number(found.name) or 0: found.name for found in there}
         if number not in names:
+            read_them = (
+                history.whole_or_none(read_run, remote, found.name) for found in there[-LISTED:]
+            )
+            live = [one for one in read_them if one is not None and one.pruned is None]
+            said = ", ".join(f"push {one.number} of step {one.step}" for one in live) or "none"
             raise NotFoundError(
-                f"{remote.url}: there is no push {number}; it has the pushes {sorted(names)} "
-                f"(embedrock.objects.list)"
+                f"{remote.url}: there is no push {number}; it has {said} (embedrock.objects.list)"
             )
         return _expect_live(remote, read_run(remote, names[number]))
     steps: list[int] = []
