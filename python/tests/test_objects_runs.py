@@ -291,7 +291,7 @@ def test_each_machine_pushes_its_own_stores_at_one_step(tmp_path: Path, url: str
 def test_what_one_machine_pushed_before_a_later_push_was_made_is_pushed_again(
     tmp_path: Path, url: str
 ) -> None:
-    # A prune may take it just then: a manifest of a run names none that is older than the last one's.
+    # A prune may take it just then, so a run's manifest names none older than the last one's.
     with Run(tmp_path / "run") as trained:
         trained.commit(1, pin="keep")
         trained.commit(2)
