@@ -17,9 +17,9 @@ AHEAD := $(addprefix python/tests/,test_announcing.py test_bench_lookahead.py \
 	test_prefetch.py test_store_window.py test_train_lookahead.py)
 # Whole contests of several processes, benchmarks that train, and an S3 server that takes three
 # minutes to build: a command of their own.
-LONG := $(addprefix python/tests/,test_bench_demo.py test_bench_demo_shaped.py test_bench_loops.py \
-	test_bench_models.py test_bench_race.py test_bench_settings.py test_bench_staleness.py \
-	test_objects_s3.py test_rank_kills_long.py)
+LONG := $(addprefix python/tests/,test_bench_demo.py test_bench_demo_shaped.py test_bench_kge.py \
+	test_bench_loops.py test_bench_models.py test_bench_race.py test_bench_ranks.py \
+	test_bench_settings.py test_bench_staleness.py test_objects_s3.py test_rank_kills_long.py)
 RULES := $(addprefix python/tests/,test_tidy.py test_pages.py test_layers.py test_engine_layers.py)
 RUST := $(shell find crates -name '*.rs' -o -name Cargo.toml 2>/dev/null)
 

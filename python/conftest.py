@@ -49,6 +49,16 @@ def _makes_once(file: Path) -> bool:
     return 'scope="module"' in file.read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Kafka broker for all tests of a process: it takes seconds to start."""
+    from brokers import Broker  # beside the tests alone
+
+    found = Broker(tmp_path_factory.mktemp("kafka"))
+    yield found
+    found.stop(signal.SIGKILL)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[embedrock.Store]:
     """An empty store in a directory of its own, with too little disk to measure its speed first."""

@@ -1,243 +1,77 @@
 """What a model of so many bytes needs, and what bounds it: `docs/beyond-one-machine.md`.
 
 `make pages` makes the tables of that page from this; `python scripts/beyond.py --help` has options
-for models, machines and prices of yours. What was measured is read from where it stands: figures
-from `docs/results`, others by a pattern from a page of `docs`. Only what nobody can measure here is
-written down in this file: the machine that is rented, its price, how full its disks may get.
+for models, samples, machines and prices of yours. The arithmetic is in `sizing.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import results
+from sizing import (
+    BUCKETS,
+    SLOTS,
+    STORAGES,
+    Machine,
+    Model,
+    Needs,
+    NoRoom,
+    Plan,
+    Samples,
+    answer,
+    bounds,
+    commit_bytes_per_s,
+    measured,
+    plan,
+    reads_a_sample,
+    rounded,
+    sent_a_step,
+)
 
-DOCS = Path(__file__).parents[1] / "docs"
-BUCKETS = 1024
-"""Of every table, for ever (docs/formats/wire.md)."""
-SLOTS = 2**32
-"""Rows that the log of one row class of a store has places for (docs/formats/page.md)."""
 HOURS = 730
 """Of a month."""
 SIZES = (1e12, 1e13, 1e14)
 
-Sizes = Sequence[float]
+Column = dict[str, float]
+"""The cells of a size, by the label of their row; NaN where the model has no room."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A number that was measured, and where it is written down."""
+class Case:
+    """What the tables are made for."""
 
-    value: float
-    unit: str
-    what: str
-    source: str
+    model: Model
+    machine: Machine
+    sizes: Sequence[float]
+    samples: Samples
+    machines: int | None = None
+    """How many there are; None for the fewest that have room."""
 
+    def models(self) -> list[Model]:
+        """The model in each size."""
+        return [replace(self.model, bytes=size) for size in self.sizes]
 
-def of_page(page: str, pattern: str, unit: str, what: str, title: str) -> Measured:
-    """The number that a page has where the pattern's group is. Errors: KeyError if it has none."""
-    found = re.search(pattern, (DOCS / page).read_text(), re.DOTALL)
-    if found is None:
-        raise KeyError(f"docs/{page} has no {pattern!r}, from which scripts/beyond.py has {what}")
-    return Measured(float(found[1].replace(",", "")), unit, what, f"[{title}]({page})")
-
-
-def of_results(figure: str, unit: str, what: str, worst: Callable[..., Any] = min) -> Measured:
-    """A figure of the machine that was measured last; of a range its worse end."""
-    for machine in results.machines():
-        value = machine["figures"].get(figure, machine.get(figure))
-        if value is not None:
-            value = worst(value) if isinstance(value, list) else value
-            return Measured(value, unit, what, f"[results](results.md), {machine['name']}")
-    raise KeyError(f"no machine of docs/results has the figure {figure!r}")
+    def plan(self, model: Model, storage: str = "log") -> Plan | None:
+        """On the machines that there are, else on the fewest that have room; None if none have."""
+        for machines in (self.machines, None):
+            try:
+                return plan(model, self.machine, storage, machines)
+            except NoRoom:
+                continue
+        return None
 
 
-@cache
-def measured() -> dict[str, Measured]:
-    """Everything that was measured, by name."""
-    lsm, trained = "storages.md", "decisions/0015-what-bounds-training.md"
-    made = "decisions/0010-commits-beside-verbs.md"
-    return {
-        "reads": of_results("device_rate_4096_64", "reads/s", "of one disk, 4 KiB, at random"),
-        "read_us": of_results("miss_cpu_us", "µs", "of a core for a read", max),
-        "index_log": of_page(
-            lsm, r"per row of a dense table \| ([\d.]+)", "bytes", "of index a row, log", "storages"
-        ),
-        "index_lsm": of_page(
-            lsm,
-            r"per row of a dense table \| [\d.]+ \| ([\d.]+)",
-            "bytes",
-            "of index a row, lsm",
-            "storages",
-        ),
-        "disk_log": of_page(
-            "choosing.md",
-            r"\n\| 0\.04 of the rows \| ([\d.]+)",
-            "bytes",
-            "on disk a byte of rows, log, 4 % written between two commits",
-            "choosing",
-        ),
-        "disk_lsm": of_page(
-            lsm,
-            r"bytes on disk ÷ bytes of rows, under updates \| [\d.]+ \| ([\d.]+)",
-            "bytes",
-            "on disk a byte of rows, lsm",
-            "storages",
-        ),
-        "commit_rows": of_page(
-            made, r"commit --rows ([\d,]+)", "rows", "changed, of a commit", "decision 10"
-        ),
-        "commit_row": of_page(made, r"(\d+)-byte rows, all", "bytes", "a row of it", "decision 10"),
-        "commit_ms": of_page(
-            made, r"\| `wait=True` \| (\d+) ms", "ms", "that it took", "decision 10"
-        ),
-        "written": of_results("commit_bytes_ratio", "bytes", "written for a byte of changed rows"),
-        "reopen_s": of_results("reopen_s_per_100m", "s", "to open 100 million rows after a kill"),
-        "distinct": of_page(
-            trained,
-            r"of its ([\d,]+) rows\. With",
-            "rows",
-            "distinct, of 1,024 samples",
-            "decision 15",
-        ),
-        "missed": of_page(
-            trained,
-            r"\| requests \| (\d+) \|",
-            "reads",
-            "of 1,024 samples, 10 % of the rows in memory",
-            "decision 15",
-        ),
-        "announced": of_page(
-            trained, r"530 to (\d+) requests", "reads", "the same, announced", "decision 15"
-        ),
-        "computed": of_page(
-            trained,
-            r"([\d,]+)\s+samples/s with look-ahead, 19,000",
-            "samples/s",
-            "of a DLRM on two cores",
-            "decision 15",
-        ),
-        "exchanged": of_results(
-            "exchange_ids_per_s_26624", "ids/s", "that a rank gets and updates, on a core"
-        ),
-    }
+def usual() -> Case:
+    """What the page is about."""
+    return Case(Model(SIZES[-1]), Machine(), SIZES, Samples())
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What is rented, and what of it may be used."""
-
-    name: str = "i3en.24xlarge"
-    cores: int = 96
-    disks: int = 8
-    disk_bytes: float = 7.5e12
-    memory_bytes: float = 768 * 2**30
-    network_bytes: float = 100e9 / 8
-    dollars_an_hour: float = 10.848
-    """List price in us-east-1 of 2026-01-19, as karpenter's tables have it."""
-    fill: float = 0.9
-    """Share of a disk that is used at most."""
-    process_bytes: float = 2 * 2**30
-    """A rank takes so much beside the memory of its store: PyTorch, the dense part, batches."""
-
-    @property
-    def usable_bytes(self) -> float:
-        """Bytes of all its disks that are used at most."""
-        return self.disks * self.disk_bytes * self.fill
-
-
-@dataclass(frozen=True)
-class Model:
-    """The tables: how many bytes their rows have, and how many one row has."""
-
-    bytes: float
-    embedding_dim: int = 64
-    value_bytes: int = 4
-    state_bytes: int = 4
-    """A word of row-wise Adagrad."""
-
-    @property
-    def row_bytes(self) -> int:
-        """Values and optimizer state of a row."""
-        return self.embedding_dim * self.value_bytes + self.state_bytes
-
-    @property
-    def rows(self) -> float:
-        """Rows of all tables."""
-        return self.bytes / self.row_bytes
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a model needs on machines of one kind."""
-
-    disk_bytes: float
-    ranks_for_disk: int
-    ranks_for_slots: int
-    ranks: int
-    machines: int
-    index_bytes: float
-    memory_bytes: float
-    cached: float
-    """Share of the rows that memory holds beside the indexes."""
-
-    @property
-    def fullest(self) -> int:
-        """Buckets of the rank that has most of them."""
-        return math.ceil(BUCKETS / self.ranks)
-
-
-def ranks_for(total: float, most_of_a_rank: float) -> int:
-    """The fewest ranks whose fullest has at most so much, when whole buckets are divided.
-
-    More than the 1,024 buckets where a bucket alone is too much.
-
-    >>> ranks_for(1024.0, 300.0), ranks_for(1024.0, 2048.0), ranks_for(1024.0, 0.5)
-    (4, 1, 2048)
-    """
-    buckets = int(most_of_a_rank / (total / BUCKETS))
-    return math.ceil(BUCKETS / buckets) if buckets else math.ceil(total / most_of_a_rank)
-
-
-def plan(model: Model, machine: Machine, storage: str = "log") -> Plan:
-    """Ranks, machines and memory of a model whose rows are stored so."""
-    known = {name: one.value for name, one in measured().items()}
-    grows = known[f"disk_{storage}"]
-    disk_bytes = model.bytes * grows
-    for_disk = ranks_for(disk_bytes, machine.disk_bytes * machine.fill)
-    # The top of an lsm, a tenth of the rows, is a log.
-    slots = model.rows * grows * (1.0 if storage == "log" else 0.1)
-    for_slots = ranks_for(slots, SLOTS)
-    ranks = max(for_disk, for_slots)
-    machines = math.ceil(max(for_disk / machine.disks, disk_bytes / machine.usable_bytes))
-    index_bytes = model.rows * known[f"index_{storage}"]
-    memory = machines * machine.memory_bytes
-    left = memory - index_bytes - ranks * machine.process_bytes
-    cached = min(1.0, left / model.bytes)
-    return Plan(disk_bytes, for_disk, for_slots, ranks, machines, index_bytes, memory, cached)
-
-
-def sent_a_step(model: Model, wire_bytes: int) -> float:
-    """Bytes that a rank sends for 1,024 samples, and receives, in the limit of many ranks: the ids
-    of its distinct rows or those that it answers, their rows, and their gradients."""
-    return measured()["distinct"].value * (8 + 2 * model.embedding_dim * wire_bytes)
-
-
-def commit_bytes_per_s() -> float:
-    """Bytes of changed rows that a store makes durable in a second."""
-    known = measured()
-    rows, each, ms = (known[f"commit_{name}"].value for name in ("rows", "row", "ms"))
-    return rows * each / (ms / 1e3)
-
-
-def _constants(model: Model, machine: Machine, sizes: Sizes) -> str:
+def _constants(case: Case) -> str:
     rows = []
     for name, one in measured().items():
         rows.append([f"{results.shown(one.value)} {one.unit}", one.what, one.source])
@@ -247,80 +81,68 @@ def _constants(model: Model, machine: Machine, sizes: Sizes) -> str:
     return results.table(["measured", "what", "where"], rows, numbers_from=3)
 
 
-def _ranks(model: Model, machine: Machine, sizes: Sizes) -> str:
-    columns = []
-    for size in sizes:
-        log, lsm = (plan(replace(model, bytes=size), machine, kind) for kind in ("log", "lsm"))
-        columns.append(
-            [
-                model_rows(model, size) / 1e9,
-                log.disk_bytes / 1e12,
-                log.ranks_for_disk,
-                log.ranks_for_slots,
-                log.ranks,
-                log.fullest,
-                log.machines,
-                lsm.disk_bytes / 1e12,
-                lsm.ranks,
-                lsm.machines,
-            ]
-        )
-    labels = ["billion rows", "TB on disks, log", "ranks so that a disk holds one"]
-    labels += [
-        "ranks so that their rows have slots",
-        "**ranks, log**",
-        "buckets of the fullest rank",
+def _speed(case: Case) -> str:
+    """A line for each size and storage."""
+    lines = [
+        answer(model, case.machine, case.samples, storage, case.machines)
+        for model in case.models()
+        for storage in STORAGES
     ]
-    labels += ["**machines, log**", "TB on disks, lsm", "**ranks, lsm**", "**machines, lsm**"]
-    return _by_size(labels, sizes, columns)
+    return "".join(f"{line}\n" for line in lines)
 
 
-def _memory(model: Model, machine: Machine, sizes: Sizes) -> str:
-    columns = []
-    for size in sizes:
-        log, lsm = (plan(replace(model, bytes=size), machine, kind) for kind in ("log", "lsm"))
-        columns.append(
-            [
-                log.memory_bytes / 1e9,
-                log.index_bytes / 1e9,
-                log.cached * 100,
-                lsm.memory_bytes / 1e9,
-                lsm.index_bytes / 1e9,
-                lsm.cached * 100,
-            ]
-        )
-    labels = ["GB of memory, log", "of it index", "% of the rows in memory"]
-    labels += ["GB of memory, lsm", "of it index", "% of the rows in memory"]
-    return _by_size(labels, sizes, columns)
+def _ranks(case: Case) -> str:
+    def column(model: Model) -> Column:
+        log = Needs.of(model, "log")
+        lsm = Needs.of(model, "lsm")
+        in_log, in_lsm = (case.plan(model, storage) for storage in STORAGES)
+        return {
+            "billion rows": model.rows / 1e9,
+            "TB on disks, log": log.disk_bytes / 1e12,
+            "ranks so that a disk holds one": log.ranks_for_disk(case.machine),
+            "ranks so that their rows have slots": log.ranks_for_slots,
+            "**ranks, log**": log.ranks(case.machine),
+            "buckets of the fullest rank": math.ceil(BUCKETS / log.ranks(case.machine)),
+            "**machines, log**": in_log.machines if in_log else math.nan,
+            "ranks on each, log": in_log.layout.ranks_a_machine if in_log else math.nan,
+            "TB on disks, lsm": lsm.disk_bytes / 1e12,
+            "**ranks, lsm**": lsm.ranks(case.machine),
+            "**machines, lsm**": in_lsm.machines if in_lsm else math.nan,
+            "ranks on each, lsm": in_lsm.layout.ranks_a_machine if in_lsm else math.nan,
+        }
+
+    return _by_size(case, column)
 
 
-def _reads(model: Model, machine: Machine, sizes: Sizes) -> str:
-    known = {name: one.value for name, one in measured().items()}
+def _memory(case: Case) -> str:
+    def column(model: Model) -> Column:
+        values: Column = {}
+        for storage in STORAGES:
+            found = case.plan(model, storage)
+            values[f"GB of memory, {storage}"] = found.memory_bytes / 1e9 if found else math.nan
+            values[f"of it index, {storage}"] = Needs.of(model, storage).index_bytes / 1e9
+            cached = found.cached if found else math.nan
+            values[f"% of the rows in memory, {storage}"] = cached * 100
+        return values
+
+    return _by_size(case, column)
+
+
+def _reads(case: Case) -> str:
     rows = []
-    for label, reads in (
-        ("10 % in memory, announced", known["announced"]),
-        ("10 % in memory", known["missed"]),
-        ("nothing in memory", known["distinct"]),
-    ):
-        each = reads / 1024
-        rows.append(
-            [
-                label,
-                f"{each:.2f}",
-                results.shown(_rounded(known["reads"] / each)),
-                f"{each * known['read_us']:.1f}",
-            ]
-        )
+    for label, each in reads_a_sample(case.samples).items():
+        a_disk = results.shown(rounded(measured()["reads"].value / each)) if each else "any number"
+        rows.append([label, f"{each:.2f}", a_disk, f"{each * measured()['read_us'].value:.1f}"])
     return results.table(
         ["rows", "reads a sample", "samples/s of a disk", "µs of a core a sample"], rows
     )
 
 
-def _network(model: Model, machine: Machine, sizes: Sizes) -> str:
-    share = machine.network_bytes / machine.disks
+def _network(case: Case) -> str:
+    share = case.machine.network_bytes / case.machine.disks
     columns = []
     for wire in (4, 2):
-        sent = sent_a_step(model, wire)
+        sent = sent_a_step(case.model, wire, case.samples)
         columns.append(
             [
                 sent / 1e6,
@@ -332,186 +154,249 @@ def _network(model: Model, machine: Machine, sizes: Sizes) -> str:
         )
     labels = ["MB sent, and received, for 1,024 samples", f"ms on {share * 8 / 1e9:g} Gbit/s"]
     labels += ["samples/s", "ms on 10 Gbit/s", "samples/s"]
-    rows = [
-        [label, *(results.shown(_rounded(one)) for one in line)]
-        for label, line in _turned(labels, columns)
-    ]
+    lines = zip(labels, zip(*columns, strict=True), strict=True)
+    rows = [[label, *(_shown(one) for one in line)] for label, line in lines]
     return results.table(["a rank", "float32", "bfloat16"], rows)
 
 
-def _bounds(model: Model, machine: Machine, sizes: Sizes) -> str:
-    known = {name: one.value for name, one in measured().items()}
-    reads = machine.disks * known["reads"] * 1024
-    bounds = {
-        "reads, nothing in memory": reads / known["distinct"],
-        "reads, 10 % in memory": reads / known["missed"],
-        "reads, 10 % in memory, announced": reads / known["announced"],
-        f"exchanging ids, {machine.cores} cores": (
-            known["exchanged"] * 1024 / known["distinct"] * machine.cores
-        ),
-        f"computing, {machine.cores} cores": known["computed"] / 2 * machine.cores,
-        f"network, {machine.network_bytes * 8 / 1e9:g} Gbit/s": (
-            1024 / sent_a_step(model, 4) * machine.network_bytes
-        ),
+def _bounds(case: Case) -> str:
+    machine = case.machine
+    on = {
+        "computing": f"{machine.cores} cores",
+        "exchanging ids": f"{machine.cores} cores",
+        "network": f"{machine.network_bytes * 8 / 1e9:g} Gbit/s",
     }
-    ordered = sorted(bounds.items(), key=lambda one: one[1])
-    rows = [[name, results.shown(_rounded(one))] for name, one in ordered]
+    found = {
+        f"reads, {label}": machine.disks * measured()["reads"].value / each
+        for label, each in reads_a_sample(case.samples).items()
+        if each
+    }
+    for name, rate in bounds(case.model, machine, case.samples).items():
+        found[f"{name}, {on[name]}"] = rate
+    ordered = sorted(found.items(), key=lambda one: one[1])
+    rows = [[name, _shown(one)] for name, one in ordered]
     return results.table(["bound", "samples/s of a machine"], rows)
 
 
-def _commit(model: Model, machine: Machine, sizes: Sizes) -> str:
-    columns = []
-    for size in sizes:
-        one = plan(replace(model, bytes=size), machine)
-        disks = one.machines * machine.disks
-        a_disk = size / disks
-        columns.append(
-            [
-                a_disk * 0.01 * measured()["written"].value / 1e9,
-                a_disk * 0.01 / commit_bytes_per_s(),
-                a_disk / commit_bytes_per_s() / 3600,
-                model_rows(model, size) / disks / 1e8 * measured()["reopen_s"].value,
-            ]
-        )
-    labels = ["GB that a disk writes, 1 % of the rows changed", "seconds that it takes"]
-    labels += ["hours to write all rows once", "seconds to open all stores of a disk after a kill"]
-    return _by_size(labels, sizes, columns)
+def _commit(case: Case) -> str:
+    def column(model: Model) -> Column:
+        found = case.plan(model)
+        share = found.layout.of_disk(case.machine.disks) / BUCKETS if found else math.nan
+        a_disk = model.bytes * share
+        written = a_disk * 0.01 * measured()["written"].value
+        opened = model.rows * share / 1e8 * measured()["reopen_s"].value
+        return {
+            "GB that a disk writes, 1 % of the rows changed": written / 1e9,
+            "seconds that it takes": a_disk * 0.01 / commit_bytes_per_s(),
+            "hours to write all rows once": a_disk / commit_bytes_per_s() / 3600,
+            "seconds to open all stores of a disk after a kill": opened,
+        }
+
+    return _by_size(case, column)
 
 
-def _cost(model: Model, machine: Machine, sizes: Sizes) -> str:
-    columns = []
-    for size in sizes:
-        log = plan(replace(model, bytes=size), machine)
-        month = log.machines * machine.dollars_an_hour * HOURS
-        columns.append([log.machines, month, month / (size / 1e12), size / 1e9 * S3_DOLLARS])
-    labels = ["machines", "**dollars a month**", "dollars a month for a TB of rows"]
-    labels += ["dollars a month for a copy in object storage"]
-    return _by_size(labels, sizes, columns)
+def _cost(case: Case) -> str:
+    def column(model: Model) -> Column:
+        found = case.plan(model)
+        machines = found.machines if found else math.nan
+        month = machines * case.machine.dollars_an_hour * HOURS
+        return {
+            "machines": machines,
+            "**dollars a month**": month,
+            "dollars a month for a TB of rows": month / (model.bytes / 1e12),
+            "dollars a month for a copy in object storage": model.bytes / 1e9 * S3_DOLLARS,
+        }
+
+    return _by_size(case, column)
 
 
 S3_DOLLARS = 0.023
 """A GB for a month: S3 Standard, us-east-1, the first 50 TB, as of 2022-07."""
 
 
-def _limits(model: Model, machine: Machine, sizes: Sizes) -> str:
+def _limits(case: Case) -> str:
     known = {name: one.value for name, one in measured().items()}
-    store = SLOTS / known["disk_log"] * model.row_bytes
-    a_disk = machine.disk_bytes * machine.fill
-    rows = [
-        ["a dense table of a log", "2^32 ids", SLOTS * model.row_bytes / 1e12],
-        ["rows of one length in a log of one rank", "2^32 slots", store / 1e12],
-        ["the same of all ranks", f"{BUCKETS:,} buckets", BUCKETS * store / 1e12],
-        [
-            f"one disk of {machine.disk_bytes / 1e12:g} TB a rank, lsm",
+    store = SLOTS / known["disk_log"] * case.model.row_bytes
+    a_disk = case.machine.disk_bytes * case.machine.fill
+    rows: list[tuple[str, str, float]] = [
+        ("a dense table of a log", "2^32 ids", SLOTS * case.model.row_bytes / 1e12),
+        ("rows of one length in a log of one rank", "2^32 slots", store / 1e12),
+        ("the same of all ranks", f"{BUCKETS:,} buckets", BUCKETS * store / 1e12),
+        (
+            f"one disk of {case.machine.disk_bytes / 1e12:g} TB a rank, lsm",
             f"{BUCKETS:,} buckets",
             BUCKETS * a_disk / known["disk_lsm"] / 1e12,
-        ],
-        [
+        ),
+        (
             "the same, log, rows of many lengths",
             f"{BUCKETS:,} buckets",
             BUCKETS * a_disk / known["disk_log"] / 1e12,
-        ],
+        ),
     ]
     return results.table(
         ["what is full", "by", "TB of rows"],
-        [[what, by, results.shown(_rounded(size))] for what, by, size in rows],
+        [[what, by, _shown(size)] for what, by, size in rows],
         numbers_from=2,
     )
 
 
-def model_rows(model: Model, size: float) -> float:
-    """Rows of the model at that size."""
-    return replace(model, bytes=size).rows
+def _by_size(case: Case, column: Callable[[Model], Column]) -> str:
+    """A table with a column for each size; cells of what has no room are empty."""
+    columns = [column(model) for model in case.models()]
+    rows = [[label, *(_shown(one[label]) for one in columns)] for label in columns[0]]
+    return results.table(["", *(f"{size / 1e12:g} TB" for size in case.sizes)], rows)
 
 
-def _by_size(labels: list[str], sizes: Sizes, columns: list[list[float]]) -> str:
-    rows = [
-        [label, *(results.shown(_rounded(one)) for one in line)]
-        for label, line in _turned(labels, columns)
-    ]
-    return results.table(["", *(f"{size / 1e12:g} TB" for size in sizes)], rows)
+def _shown(value: float) -> str:
+    return "" if math.isnan(value) else results.shown(rounded(value))
 
 
-def _turned(labels: list[str], columns: list[list[float]]) -> list[tuple[str, tuple[float, ...]]]:
-    return list(zip(labels, zip(*columns, strict=True), strict=True))
+def _example() -> str:
+    """How the page says that it is used: a command, and the first lines that it prints."""
+    command = "$ python scripts/beyond.py " + EXAMPLE.replace(" --machines", " \\\n    --machines")
+    return f"```console\n{command}\nspeed\n{_speed(given(EXAMPLE.split()))}```\n"
 
 
-def _rounded(value: float) -> float:
-    """Two digits are all that such numbers are good for; what is counted stays as it is."""
-    if isinstance(value, int):
-        return value
-    places = 1 - math.floor(math.log10(abs(value))) if value else 0
-    return round(value, places)
-
+EXAMPLE = (
+    "--tb 2 --dim 32 --state-bytes 128 --machines 4 --cores 16 --memory-gib 64 "
+    "--disks 1 --disk-tb 1.9 --gbit 10"
+)
 
 TABLES = {
-    "beyond_constants": _constants,
-    "beyond_ranks": _ranks,
-    "beyond_memory": _memory,
-    "beyond_reads": _reads,
-    "beyond_network": _network,
-    "beyond_bounds": _bounds,
-    "beyond_commit": _commit,
-    "beyond_cost": _cost,
-    "beyond_limits": _limits,
+    "speed": _speed,
+    "ranks": _ranks,
+    "memory": _memory,
+    "reads": _reads,
+    "network": _network,
+    "bounds": _bounds,
+    "commit": _commit,
+    "cost": _cost,
+    "limits": _limits,
+    "constants": _constants,
 }
+"""In the order in which they are printed: what is asked for first, what it is made from last."""
 
 
 def made(name: str) -> str:
-    """The Markdown of one table of the page."""
-    return TABLES[name](Model(SIZES[-1]), Machine(), SIZES)
+    """The Markdown of one part of the page."""
+    if name == "beyond_example":
+        return _example()
+    return TABLES[name.removeprefix("beyond_")](usual())
+
+
+def whole(text: str, least: int = 1) -> int:
+    """An option that counts something. Errors: ArgumentTypeError if it is less than that."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of {least} or more")
+    return int(text)
+
+
+def number(text: str) -> float:
+    """An option that measures something. Errors: ArgumentTypeError if it is not above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value
+
+
+def share(text: str) -> float:
+    """An option that is a share. Errors: ArgumentTypeError if it is not from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0 to 1, such as 0.95")
+    return value
+
+
+def given(arguments: Sequence[str] | None = None) -> Case:
+    """The case that the options describe."""
+    case = usual()
+    machine, model, samples = case.machine, case.model, case.samples
+    parser = argparse.ArgumentParser(
+        description="What a model needs beyond one machine, and how fast it is trained.",
+    )
+
+    def add(option: str, kind: Callable[[str], float], default: float | None, about: str) -> None:
+        shown = "" if default is None else f" ({default:g})"
+        parser.add_argument(option, type=kind, default=default, help=about + shown)
+
+    parser.add_argument(
+        "--tb",
+        type=number,
+        nargs="+",
+        default=[size / 1e12 for size in SIZES],
+        help="TB of values and optimizer state, in one or several sizes (1 10 100)",
+    )
+    add("--dim", whole, model.embedding_dim, "values of a row")
+    add("--value-bytes", whole, model.value_bytes, "2 or 4")
+    add(
+        "--state-bytes",
+        partial(whole, least=0),
+        model.state_bytes,
+        "of a row; 4 is row-wise Adagrad, 0 is SGD",
+    )
+    add("--ids", number, samples.ids, "ids of a sample, of all tables together")
+    add(
+        "--distinct",
+        share,
+        None,
+        "distinct ids of 1,024 samples as a share of all of them, 1 if none comes twice "
+        f"({samples.rows / samples.ids:.2f}, Criteo's shape)",
+    )
+    add(
+        "--hit-rate",
+        share,
+        None,
+        "share of a batch's distinct rows that is in memory (estimated from the rows in memory)",
+    )
+    add(
+        "--core-rate",
+        number,
+        None,
+        f"samples/s that a core computes ({measured()['computed'].value / 2:g}, a DLRM)",
+    )
+    add(
+        "--machines",
+        whole,
+        None,
+        "machines that you have (the fewest that have room; tables show these, too, where the "
+        "given ones have none)",
+    )
+    add("--cores", whole, machine.cores, "of a machine")
+    add("--disks", whole, machine.disks, "of a machine")
+    add("--disk-tb", number, machine.disk_bytes / 1e12, "of a disk")
+    add("--memory-gib", number, machine.memory_bytes / 2**30, "of a machine")
+    add("--gbit", number, machine.network_bytes * 8 / 1e9, "of a machine's network, per second")
+    add("--dollars-an-hour", number, machine.dollars_an_hour, "of a machine")
+    said = parser.parse_args(arguments)
+    return Case(
+        Model(said.tb[-1] * 1e12, said.dim, said.value_bytes, said.state_bytes),
+        replace(
+            machine,
+            name="given",
+            cores=said.cores,
+            disks=said.disks,
+            disk_bytes=said.disk_tb * 1e12,
+            memory_bytes=said.memory_gib * 2**30,
+            network_bytes=said.gbit * 1e9 / 8,
+            dollars_an_hour=said.dollars_an_hour,
+        ),
+        [size * 1e12 for size in said.tb],
+        Samples(said.ids, said.distinct, said.hit_rate, said.core_rate),
+        said.machines,
+    )
 
 
 def main() -> None:
     """Prints every table for one model and one kind of machine."""
-    machine, model = Machine(), Model(SIZES[-1])
-    parser = argparse.ArgumentParser(description="What a model needs beyond one machine.")
-    parser.add_argument(
-        "--tb",
-        type=float,
-        nargs="+",
-        default=[size / 1e12 for size in SIZES],
-        help="TB of values and optimizer state, in one or several sizes",
-    )
-    parser.add_argument("--dim", type=int, default=model.embedding_dim, help="(%(default)s)")
-    parser.add_argument("--value-bytes", type=int, default=model.value_bytes, help="2 or 4 (4)")
-    parser.add_argument(
-        "--state-bytes",
-        type=int,
-        default=model.state_bytes,
-        help="optimizer state of a row (4: row-wise Adagrad)",
-    )
-    parser.add_argument("--disks", type=int, default=machine.disks, help="of a machine (8)")
-    parser.add_argument("--disk-tb", type=float, default=machine.disk_bytes / 1e12, help="(7.5)")
-    parser.add_argument(
-        "--memory-gib", type=float, default=machine.memory_bytes / 2**30, help="of a machine (768)"
-    )
-    parser.add_argument(
-        "--gbit",
-        type=float,
-        default=machine.network_bytes * 8 / 1e9,
-        help="of a machine's network, per second (100)",
-    )
-    parser.add_argument(
-        "--dollars-an-hour",
-        type=float,
-        default=machine.dollars_an_hour,
-        help="of a machine (%(default)s)",
-    )
-    given = parser.parse_args()
-    model = Model(given.tb[-1] * 1e12, given.dim, given.value_bytes, given.state_bytes)
-    machine = replace(
-        machine,
-        name="given",
-        disks=given.disks,
-        disk_bytes=given.disk_tb * 1e12,
-        memory_bytes=given.memory_gib * 2**30,
-        network_bytes=given.gbit * 1e9 / 8,
-        dollars_an_hour=given.dollars_an_hour,
-    )
-    sizes = [size * 1e12 for size in given.tb]
+    case = given()
     for name, table in TABLES.items():
-        print(f"{name.removeprefix('beyond_')}\n{table(model, machine, sizes)}")
+        print(f"{name}\n{table(case)}")
 
 
 if __name__ == "__main__":

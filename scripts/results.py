@@ -293,21 +293,29 @@ def _pages_table() -> str:
     return table(head, rows)
 
 
+def _gallery_of(family: str) -> list[tuple[dict[str, Any], list[list[Any]]]]:
+    """Each machine that has lines of a table of the gallery, and head and lines."""
+    found = [(one, gallery.cells(family, one.get("gallery", {}))) for one in machines()]
+    return [(one, cells) for one, cells in found if len(cells) > 1]
+
+
 def _gallery_table(family: str) -> str:
-    known: dict[str, Any] = next((one for one in machines() if "gallery" in one), {})
-    head, *lines = gallery.cells(family, known.get("gallery", {}))
-    if not lines:
-        return f"{NOT_MEASURED}\n"
-    rows = [[one if isinstance(one, str) else shown(one) for one in line] for line in lines]
-    return table(head, rows, gallery.NUMBERS_FROM.get(family, 2))
+    """A table for each machine."""
+    blocks = []
+    for one, (head, *lines) in _gallery_of(family):
+        rows = [[cell if isinstance(cell, str) else shown(cell) for cell in line] for line in lines]
+        cells = table(head, rows, gallery.NUMBERS_FROM.get(family, 2))
+        notes = "".join(f"* {note}\n" for note in one.get("gallery_notes", {}).get(family, []))
+        blocks.append(f"On {one['name']}:\n\n{cells}" + (f"\n{notes}" if notes else ""))
+    return "\n".join(blocks) or f"{NOT_MEASURED}\n"
 
 
-def _gallery_machine() -> str:
-    one = next((one for one in machines() if "gallery" in one), None)
-    if one is None:
-        return f"{NOT_MEASURED}\n"
-    said = "".join(f"\n* {note}" for note in one.get("notes", []))
-    return f"Measured {one['measured']} on {one['machine']}: {one['system']}.\n{said}\n"
+def _gallery_machines() -> str:
+    known = {one["name"]: one for family in gallery.COLUMNS for one, _ in _gallery_of(family)}
+    return "".join(
+        f"* {name}: {one['machine']}, {one['system']}; {one['measured']}\n"
+        for name, one in known.items()
+    )
 
 
 def _parts_table() -> str:
@@ -324,7 +332,7 @@ def _optimizers_table() -> str:
 TABLES = {
     "figures": _figures_table,
     **{f"gallery_{family}": partial(_gallery_table, family) for family in gallery.COLUMNS},
-    "gallery_machine": _gallery_machine,
+    "gallery_machines": _gallery_machines,
     "machines": _machines_table,
     "memory": _memory_table,
     "optimizers": _optimizers_table,

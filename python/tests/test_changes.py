@@ -19,12 +19,13 @@ import pytest
 import embedrock
 from embedrock.cli import main
 from embedrock.errors import (
+    FullError,
     MismatchError,
     MisuseError,
     NotFoundError,
     UnsupportedError,
 )
-from embedrock.follow import StoreFollower, apply_changes
+from embedrock.follow import StoreFollower, apply_changes, stores
 
 KILLS = int(os.environ.get("EMBEDROCK_KILLS", "6"))
 ROWS = 2000
@@ -240,14 +241,75 @@ def test_a_source_that_has_gone_back_is_told(path: Path, tmp_path: Path) -> None
         store.go_back(1)
         write(store, 7)
         write(store, 8)
+        for step in (2, 3):  # of the step that was followed, and behind it
+            store.commit(step)
+            with (
+                StoreFollower(copy, path) as follower,
+                pytest.raises(NotFoundError, match="has gone back since"),
+            ):
+                follower.run(once=True)
+            write(store, 9)
+        store.commit(4)
+
+
+def test_commits_that_come_beside_a_look_are_not_passed_over(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some before the source is opened, when the reader before holds the journal; one after."""
+    embedrock.copy(path, tmp_path / "copied")
+    with (
+        opened(path) as store,
+        opened(tmp_path / "copied") as copy,
+        StoreFollower(copy, path) as follower,
+    ):
+
+        def commit(times: int) -> None:
+            for step in range(store.step + 1, store.step + 1 + times):
+                write(store, step)
+                store.commit(step, {"long": "m" * 200_000})
+
+        commit(1)
+        assert follower.run(once=True).step == 2
+        open_source = stores.open_store
+
+        def opening(*given: Any, **more: Any) -> embedrock.Store:
+            commit(8)
+            reader = open_source(*given, **more)
+            commit(1)
+            return reader
+
+        commit(1)
+        looks = iter([False, True])
+        with monkeypatch.context() as patched:
+            patched.setattr(stores, "open_store", opening)
+            assert follower.run(stop=lambda: next(looks)).step == store.step - 1
+        assert follower.run(once=True).step == copy.step == store.step
+        assert digests(copy) == digests(store)
+
+
+def test_a_step_that_could_not_be_committed_is_not_counted(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedrock.copy(path, tmp_path / "copied")
+    with opened(path) as store:
+        write(store, 1)
         store.commit(2)
-        write(store, 9)
-        store.commit(3)
-        with (
-            StoreFollower(copy, path) as follower,
-            pytest.raises(NotFoundError, match="has gone back since"),
-        ):
-            follower.run(once=True)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise FullError("no room for a commit")
+
+    with opened(tmp_path / "copied") as copy, StoreFollower(copy, path) as follower:
+        with monkeypatch.context() as patched:
+            patched.setattr(embedrock.Store, "commit", full)
+            with pytest.raises(FullError, match="no room for a commit"):
+                follower.run(once=True)
+        assert (follower.followed.step, follower.followed.commits, copy.step) == (1, 0, 1)
+        assert follower.run(once=True).step == copy.step == 2
+        copy.commit(3)
+        with opened(path) as store:
+            store.commit(4)
+            with pytest.raises(MisuseError, match="committed at step 3 by others"):
+                follower.run(once=True)
 
 
 def test_a_follower_that_is_killed_anywhere_has_all_in_the_end(path: Path, tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ All checks are made in one start of two ranks; each is a test of its own here.
 from __future__ import annotations
 
 import pickle
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,15 +24,14 @@ from embedrock.errors import (
     RankError,
     rank_error,
 )
+from rankchecks import DIM, Check, assert_passed, ones, outcomes_of, sharing, table_of
 
 torch = pytest.importorskip("torch")
 
-from test_distributed_traps import DIM, ones, sharing, table_of  # noqa: E402
-
-CHECKS: dict[str, Callable[[int, int, Path], None]] = {}
+CHECKS: dict[str, Check] = {}
 
 
-def check(function: Callable[[int, int, Path], None]) -> Callable[[int, int, Path], None]:
+def check(function: Check) -> Check:
     CHECKS[function.__name__] = function
     return function
 
@@ -56,6 +54,23 @@ def going_back_within_a_loop_keeps_the_ids_and_reads_rows_anew(
         steps = np.array([sum(key in loader[i]["t"] for i in (3, 4, 5)) for key in range(12)])
         np.testing.assert_array_equal(table.get(np.arange(12)), -world * steps[:, None] * ones(1))
         shard.commit(2)
+
+
+@check
+def a_rank_that_reads_what_it_has_not_announced_does_not_mislead_the_other(
+    rank: int, world: int, folder: Path
+) -> None:
+    with sharing(folder, "kept", rank) as shard:
+        table = table_of(shard)
+        table.put(np.arange(20), np.arange(20, dtype=np.float32)[:, None] * ones(1))
+        number = shard.window.announce({table: [1, 2, 3]})
+        shard.window.begin(number)
+        for keys in ([1, 2, 3], [1, 2, 3] if rank == 0 else [11, 12, 15], [1, 2, 3]):
+            np.testing.assert_array_equal(table.get(keys)[:, 0], keys)
+        shard.window.finish(number)
+        assert shard.stats()["gets_ahead"] == 2
+        with shard.exchange, pytest.raises(MisuseError, match="another thread is within a verb"):
+            table.get([1])
 
 
 @contextmanager
@@ -192,15 +207,7 @@ def test_errors_of_ranks_cross_between_processes() -> None:
 
 
 def run_all(rank: int, world: int, folder: Path) -> dict[str, str]:
-    outcomes = {}
-    for name, function in CHECKS.items():
-        try:
-            function(rank, world, folder)
-            outcomes[name] = "passed"
-        except BaseException:
-            outcomes[name] = traceback.format_exc()
-            break
-    return outcomes
+    return outcomes_of(CHECKS, rank, world, folder)
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +217,4 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", [*CHECKS])
 def test_two_ranks(name: str, outcomes: list[dict[str, str]]) -> None:
-    for rank, outcome in enumerate(outcomes):
-        told = outcome.get(name, f"not reached: {list(outcome.values())[-1]}")
-        assert told == "passed", f"rank {rank}: {told}"
+    assert_passed(name, outcomes)

@@ -27,7 +27,7 @@ from embedrock.errors import (
     UnsupportedError,
 )
 from embedrock.follow import LogReader, LogWriter, Record
-from embedrock.follow.segment import decoded
+from embedrock.follow.segment import RECORD_BYTES_MAX, decoded
 from rows import numbered
 
 HEADER = 64
@@ -475,6 +475,27 @@ def test_options_nested_too_deep_are_a_fault_of_their_record(log: Path, options:
         first, odd, last = reader.poll()
     assert (first.kind, odd.kind, last.kind) == ("put", None, "put")
     assert odd.fault.startswith("its words cannot be read") and "offset" in odd.place
+
+
+def test_a_record_of_other_bytes_than_its_rows_take_is_a_fault(log: Path) -> None:
+    write(log, [1])
+    appended(log, b"t" + bytes(7) + bytes(8), 0, 0, 1, 0)
+    with LogReader(log) as reader:
+        first, odd = reader.poll()
+    assert (first.kind, odd.kind) == ("put", None)
+    assert odd.fault == "it has 16 bytes, not those of 0 rows of 0 values"
+
+
+def test_a_record_that_says_it_is_too_large_is_damage_and_not_waited_for(log: Path) -> None:
+    write(log, [1])
+    with LogWriter(log) as writer:
+        fields = struct.pack("<QIIIHHI", RECORD_BYTES_MAX + 1, 2, 0, 0, 1, 0, 0)
+        checksum = zlib.crc32(fields, writer._chain)
+        writer._write([fields + struct.pack("<I", checksum), b"begun"], checksum, 1)
+    with LogReader(log) as reader:
+        assert keys(reader.poll()) == [1]
+        with pytest.raises(CorruptError, match=f"bytes, at most {RECORD_BYTES_MAX}"):
+            reader.poll()
 
 
 def test_the_bytes_of_a_log_are_those_of_its_page(log: Path) -> None:

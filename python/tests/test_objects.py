@@ -484,11 +484,16 @@ def test_old_pushes_are_pruned_and_nothing_that_a_push_counts_on(
         assert [push["number"] for push in objects.list(url)] == [3, 4]
         with pytest.raises(NotFoundError, match="push 1 was pruned"):
             objects.pull(url, tmp_path / "t", number=1)
-        # A week later.
-        young = objects_in(folder)
-        for path in (folder / "pieces").rglob("*.*"):
-            long_ago = path.stat().st_mtime - timedelta(days=8).total_seconds()
-            os.utime(path, (long_ago, long_ago))
+        # Less than a week later, and more.
+        young, now = objects_in(folder), time.time()
+        for days in (6, 8):
+            for path in (folder / "pieces").rglob("*.*"):
+                long_ago = now - timedelta(days=days).total_seconds()
+                os.utime(path, (long_ago, long_ago))
+            if days < 7:
+                assert objects.prune(url, 2)["removed_pieces"] == 0
+        assert objects.prune(url, 2)["removed_pieces"] > 0
+        assert objects.prune(url, 2)["missing"] == []  # of both that are kept
         train(store, 5)
         commit(store, 5)
         before = Remote.create
@@ -532,7 +537,8 @@ def test_a_push_that_began_before_a_pruned_one_is_not_published(
                     train(store, step)
                     commit(store, step)
                     objects.push(store, url)
-            objects.prune(url, 1, alone=True)
+            for _ in range(2):  # the numbers of those that were pruned stay taken
+                objects.prune(url, 1, alone=True)
             before(self, name, content)
 
         with monkeypatch.context() as patched:

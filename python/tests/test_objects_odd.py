@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 import embedrock
 from embedrock import objects
 from embedrock.errors import CorruptError, MisuseError, NotFoundError, UnsupportedError
-from embedrock.objects.manifest import manifest_name
+from embedrock.objects.manifest import Manifest, digest_of, files_line, manifest_name
 from embedrock.objects.remote import Remote, TakenError
 from pushes import commit, contents, contents_at, made, train
 
@@ -87,6 +88,39 @@ def test_an_object_in_a_folder_is_on_the_disk_before_it_has_its_name(
         assert ("fsync", newest.parent.stat().st_ino) in told[at:]
 
 
+def test_what_was_pulled_is_on_the_disk_before_it_is_a_store(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embedrock.objects import pulling
+
+    with made(tmp_path / "s") as store:
+        train(store, 1)
+        commit(store, 1)
+        objects.push(store, url)
+    place, synced = tmp_path / "t", set()
+    fsync, get, finish = os.fsync, Remote.get, pulling._core.finish_pull
+
+    def synced_now(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def got(self: Remote, name: str, most: int | None = None) -> Any:
+        if name.startswith("pieces/"):  # the mark that it is no store is durable
+            assert place.stat().st_ino in synced
+        return get(self, name, most)
+
+    def finished(*given: Any) -> Any:
+        files = [path for path in place.iterdir() if path.name not in ("lock", "unfinished-copy")]
+        assert len(files) > 4
+        assert {path.name for path in files if path.stat().st_ino not in synced} == set()
+        return finish(*given)
+
+    monkeypatch.setattr(os, "fsync", synced_now)
+    monkeypatch.setattr(Remote, "get", got)
+    monkeypatch.setattr(pulling._core, "finish_pull", finished)
+    assert objects.pull(url, place)["step"] == 1
+
+
 def test_a_folder_with_odd_letters_is_that_folder(tmp_path: Path) -> None:
     place = tmp_path / "run #1? 50%25"
     with made(tmp_path / "s") as store:
@@ -150,6 +184,8 @@ def test_a_damaged_manifest_does_not_block_the_others(
         with pytest.warns(UserWarning, match="0000000003"):
             pushed = objects.push(store, url)
         assert pushed["number"] == 4 and pushed["is_new"]
+        # A prune beside it may take what older ones name: nothing of them was counted on.
+        assert pushed["sent_bytes"] == pushed["bytes"]
     with pytest.warns(UserWarning, match="0000000003"):
         assert objects.prune(url, 1, alone=True)["removed_pieces"] > 0
     assert [push["number"] for push in objects.list(url)] == [4]
@@ -165,6 +201,33 @@ def test_a_damaged_manifest_does_not_block_the_others(
         objects.push(tmp_path / "s", url)
 
 
+def test_a_manifest_under_another_number_or_that_leads_elsewhere_is_none(
+    tmp_path: Path, url: str, folder: Path
+) -> None:
+    with made(tmp_path / "s") as store:
+        commit(store, 1)
+        objects.push(store, url)
+    first = folder / manifest_name(1)
+    told = Manifest.decode(first.read_bytes(), "it")
+    (folder / manifest_name(2)).write_bytes(first.read_bytes())
+    with pytest.raises(CorruptError, match="manifest of push 1 under another name"):
+        objects.pull(url, tmp_path / "t")
+    file = told.files[0]
+    piece = file.pieces[0]
+    for wrong in (
+        replace(file, name="../outside"),
+        replace(file, name=".hidden"),
+        replace(file, pieces=[piece._replace(offset=file.bytes)]),
+        replace(file, pieces=[piece._replace(offset=-1)]),
+        replace(file, room=[(0, file.bytes + 1)]),
+    ):
+        summary = replace(told.summary, files=digest_of(files_line([wrong])))
+        first.write_bytes(Manifest(summary, [wrong]).encode())
+        with pytest.raises(CorruptError, match="its files cannot be read"):
+            objects.pull(url, tmp_path / "t", number=1)
+    assert not (tmp_path / "t").exists()
+
+
 def test_a_reader_is_pushed_at_its_own_commit_or_refused(tmp_path: Path, url: str) -> None:
     with made(tmp_path / "s", keep=3) as store:
         train(store, 1)
@@ -176,6 +239,10 @@ def test_a_reader_is_pushed_at_its_own_commit_or_refused(tmp_path: Path, url: st
             pushed = objects.push(reader, url)
         objects.pull(url, tmp_path / "t", number=pushed["number"])
         assert contents_at(tmp_path / "t") == own
+        # Of several pushes of a step, that step is the last one's.
+        newest = objects.push(store, url)["number"]
+        assert newest > pushed["number"]
+        assert objects.pull(url, tmp_path / "u", step=3)["number"] == newest
         with embedrock.open(tmp_path / "s", "8MiB", read_only=True) as reader:
             commit(store, 3)
             with pytest.raises(NotFoundError, match=r"commit 2 of step 3, .*pin.*another one now"):
@@ -275,7 +342,7 @@ def test_what_a_push_has_left_is_used_while_it_is_young_alone(
     with made(tmp_path / "s") as store:
         train(store, 1)
         commit(store, 1)
-        for days, is_used in ((2, True), (4, False)):
+        for days, torn, is_used in ((2, 0, True), (1, 1, True), (4, 0, False)):
             place = f"{url}/{days}"
             with monkeypatch.context() as patched:
                 patched.setattr(Remote, "create", cut)
@@ -285,9 +352,11 @@ def test_what_a_push_has_left_is_used_while_it_is_young_alone(
             assert len(left) > 2
             then = time.time() - timedelta(days=days).total_seconds()
             for path in left:
+                if path in left[:torn]:
+                    path.write_bytes(b"torn")
                 os.utime(path, (then, then))
             sent = objects.push(store, place)["sent_pieces"]
-            assert sent == (0 if is_used else len(left))
+            assert sent == (torn if is_used else len(left))
 
 
 PULL = """

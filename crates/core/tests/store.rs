@@ -104,38 +104,10 @@ fn a_second_writer_is_refused_by_the_pid_of_the_first_until_that_is_killed() {
     let holder = format!("process {} on ", first.pid());
     assert!(error.message().contains(&holder), "{error}");
     assert!(error.message().contains("read_only=True"), "{error}");
-    assert!(!error.message().contains("RANK"), "{error}");
     // Failing to open must not take the lock away from the holder.
     assert_eq!(refused(&path, options(BUDGET)).kind(), ErrorKind::Locked);
     first.kill();
     Store::open(&path, options(BUDGET)).unwrap();
-}
-
-#[test]
-#[ignore = "the body of a child process"]
-fn second_writer_of_a_distributed_job() {
-    let Some(path) = child_path() else { return };
-    let error = refused(&path, options(BUDGET));
-    say(error.message());
-}
-
-#[test]
-fn the_second_rank_of_a_distributed_job_is_told_what_to_do() {
-    let (_directory, path) = directory();
-    let _first = Store::open(&path, options(BUDGET)).unwrap();
-    for (variables, distributed) in [
-        (&[("RANK", "1"), ("WORLD_SIZE", "2")][..], true),
-        (&[("LOCAL_RANK", "1"), ("WORLD_SIZE", "8")], true),
-        (&[("RANK", "0"), ("WORLD_SIZE", "1")], false),
-        (&[("RANK", "0")], false),
-    ] {
-        let mut second = spawn("second_writer_of_a_distributed_job", &path, variables);
-        let message = second.listen().unwrap();
-        assert!(message.contains(&format!("process {} on ", std::process::id())), "{message}");
-        let told = message.contains("rank-0") && message.contains("one writer");
-        assert_eq!(told, distributed, "{variables:?}: {message}");
-        second.finish();
-    }
 }
 
 #[test]

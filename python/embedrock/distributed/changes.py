@@ -203,19 +203,25 @@ def _verb_of(name: str, parts: Sequence[ShardPart], non_finite: str, within: Bou
     numbers += [-1.0 if bound is None else bound for bound in within or ()]
     detail = digest_of(np.array([NON_FINITE.index(non_finite), *numbers]).tobytes())
     names = tuple(part.table.name for part in parts)
-    return Verb(name, names, detail, _Told(parts[0].factors if parts else {}, non_finite, within))
+    return Verb(name, names, detail, _Told([part.factors for part in parts], non_finite, within))
 
 
 class _Told:
     """What an update is made with, as a text once somebody asks."""
 
-    def __init__(self, factors: Mapping[str, Any], non_finite: str, within: Bounds) -> None:
+    def __init__(
+        self, factors: Sequence[Mapping[str, Any]], non_finite: str, within: Bounds
+    ) -> None:
         self._parts = (factors, non_finite, within)
 
     def __str__(self) -> str:
         factors, non_finite, within = self._parts
-        numbers = ", ".join(f"{name}={value}" for name, value in factors.items())
-        return f"{numbers}, {non_finite=}, bounds {within}"
+        told = [
+            ", ".join(f"{name}={value}" for name, value in of_table.items()) for of_table in factors
+        ]
+        if len(set(told)) == 1:  # as of most models: once is enough
+            told = told[:1]
+        return f"{' and '.join(told)}, {non_finite=}, bounds {within}"
 
 
 def _check_finite(parts: Sequence[ShardPart]) -> None:

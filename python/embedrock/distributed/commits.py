@@ -60,7 +60,7 @@ class RankCommits(RankPins):
     """Tables whose rows were found to be of this rank's buckets."""
     _binding: Binding | None
     _failed: str | None = None
-    """What is said of a commit or a change of rows that some ranks have made and others have not.
+    """What is said of a commit, a way back or a change of rows that some ranks made, others not.
     None of them commits before it is back at a commit that all have."""
 
     def _bind(self, bound: object) -> None:
@@ -191,6 +191,7 @@ class RankCommits(RankPins):
         As :meth:`embedrock.Store.go_back`, but later commits are dropped at once on all ranks.
 
         Errors: the same on all ranks: as there; ``MisuseError`` where ranks give different steps.
+        Where the store of one rank has failed no rank commits before all have gone back.
         """
         failed, behind = None, False
         try:
@@ -208,7 +209,14 @@ class RankCommits(RankPins):
                 self.store.go_back(number)
             except Exception as error:
                 failed = error
-            tell(exchange, _BACK, None, failed)
+            try:
+                tell(exchange, _BACK, None, failed)
+            except Exception as error:
+                self._failed = (
+                    f"going back to step {number} failed on a rank ({error}), and others are "
+                    f"there; go back to a commit that all have, or end all ranks and start again"
+                )
+                raise
             try:
                 self._binding, self._failed = binding_of(self.store.state(), self.path), None
                 if behind:

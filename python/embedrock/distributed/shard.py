@@ -298,6 +298,7 @@ class Shard(RankCommits):
         Within a loop over :meth:`batches` their ids stay known; rows that were read ahead do not.
 
         Errors: the same on all ranks: as there; ``MisuseError`` where ranks give different steps.
+        Where the store of one rank has failed no rank commits before all have gone back.
         """
         made = super().go_back(step)
         self.window._forget_rows()

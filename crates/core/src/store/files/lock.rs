@@ -23,8 +23,7 @@ pub(in crate::store) struct WriterLock {
 }
 
 impl WriterLock {
-    /// Takes the lock. `Locked` names who holds it, and what several trainers should do. `path` is
-    /// the store's, for messages.
+    /// Takes the lock. `Locked` names who holds it. `path` is the store's, for messages.
     pub(in crate::store) fn take(medium: &dyn Medium, path: &Path) -> Result<Self> {
         for _ in 0..TRIES_MAX {
             match medium.lock(NAME).map_err(or_read_only)? {
@@ -45,10 +44,9 @@ impl WriterLock {
                     bail!(
                         Locked,
                         "store {} is written to by another process ({}); wait for it or stop it, \
-                         or open with read_only=True{}",
+                         or open with read_only=True",
                         path.display(),
                         if holder.is_empty() { "unknown" } else { holder.trim() },
-                        distributed_advice()
                     );
                 }
             }
@@ -83,18 +81,6 @@ fn holder(medium: &dyn Medium) -> Result<String> {
     let mut text = vec![0; file.len()?.min(HOLDER_BYTES_MAX) as usize];
     file.read_at(&mut text, 0)?;
     Ok(String::from_utf8_lossy(&text).into_owned())
-}
-
-fn distributed_advice() -> &'static str {
-    let set =
-        |name| std::env::var_os(name).is_some_and(|value| value != "1" || name != "WORLD_SIZE");
-    if set("WORLD_SIZE") && (set("RANK") || set("LOCAL_RANK")) {
-        "; this looks like a distributed job (RANK and WORLD_SIZE are set): a store has one \
-         writer, so give each rank a store of its own (path/rank-0, path/rank-1, ...), or let \
-         rank 0 alone hold the tables"
-    } else {
-        ""
-    }
 }
 
 fn host() -> String {
