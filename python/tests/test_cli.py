@@ -318,9 +318,16 @@ def test_what_was_stopped_is_not_called_done(monkeypatch, make):
         task.advance(34, "all well")
         clock.now += 3
         raise KeyError
+    with (
+        pytest.raises(KeyboardInterrupt),
+        progress.Task(make(stream), "pushing", 100, resumes=True) as task,
+    ):
+        clock.now += 3
+        raise KeyboardInterrupt
     assert stream.getvalue().splitlines() == [
         "training: stopped at step 17 after 3.0 s, loss 0.5",
         "reading: stopped after 3.0 s",
+        "pushing: stopped after 3.0 s, the same command goes on where it was",
     ]
 
 

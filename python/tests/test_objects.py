@@ -431,7 +431,7 @@ def test_what_cannot_be_pushed_or_pulled_is_refused_with_a_way_out(
         objects.pull(f"file://{tmp_path}/nothing", tmp_path / "t")
     with pytest.raises(NotFoundError, match=r"no push of step 9; it has steps \[1\]"):
         objects.pull(url, tmp_path / "t", step=9)
-    with pytest.raises(NotFoundError, match="there is no push 9"):
+    with pytest.raises(NotFoundError, match="there is no push 9; it has push 1 of step 1 "):
         objects.pull(url, tmp_path / "t", number=9)
     with pytest.raises(MisuseError, match="power of two"):
         objects.push(tmp_path / "s", url, piece_bytes=300_000)

@@ -399,15 +399,15 @@ def test_a_store_that_came_before_the_lock_was_taken_is_not_filled(
     with made(tmp_path / "s") as store:
         commit(store, 1)
         objects.push(store, url)
-    before = pulling._take
+    before = pulling.take
 
     def take(lock: int, folder: Path) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(pulling, "_take", before)
+            patched.setattr(pulling, "take", before)
             objects.pull(url, folder)
         before(lock, folder)
 
-    monkeypatch.setattr(pulling, "_take", take)
+    monkeypatch.setattr(pulling, "take", take)
     with pytest.raises(MisuseError, match="holds a store already"):
         objects.pull(url, tmp_path / "t")
     assert contents_at(tmp_path / "t")["step"] == 1

@@ -190,4 +190,16 @@ def refuse_missing_store(path: Path) -> None:
             f"{path / 'superblock'} is missing, though {left[0]} is there; restore it from a copy "
             f"of this store"
         )
+    ranks = stores_of_ranks(path)
+    if ranks:
+        raise MisuseError(
+            f"{path} has the stores of {len(ranks)} rank{'s' if len(ranks) > 1 else ''}: "
+            f"{', '.join(ranks[:4])}{', …' if len(ranks) > 4 else ''}; give one of them, such as "
+            f"{path / ranks[0]}"
+        )
     raise MisuseError(f"{path} holds no store (it has no file named superblock)")
+
+
+def stores_of_ranks(path: Path) -> list[str]:
+    """The names of the folders of a run's stores, if these are what a folder has."""
+    return sorted(store.parent.name for store in path.glob("buckets-????-????/superblock"))

@@ -1,4 +1,4 @@
-"""`embedrock pull URL STORE`: a commit that was pushed to object storage, as a store."""
+"""`embedrock pull URL STORE`: a commit that was pushed to object storage, as a store or a run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="make a store of a commit that was pushed",
         description=(
             "Makes a store of the newest commit that was pushed to a URL, or of that of --step, "
-            "and verifies all of it. One that was cut off goes on where it was."
+            "and verifies all of it. Of a run of ranks it makes the folder with their stores. One "
+            "that was cut off goes on where it was."
         ),
     )
     output.add_url(command)
-    command.add_argument(
-        "store", type=Path, metavar="STORE", nargs="?", help="the new store's directory"
-    )
+    command.add_argument("store", type=Path, metavar="STORE", nargs="?", help="the new directory")
     which = command.add_mutually_exclusive_group()
     which.add_argument(
         "--step",
@@ -34,6 +33,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--number", type=output.positive, metavar="N", help="the push of this number (the newest)"
     )
     which.add_argument("--list", action="store_true", help="list the pushes that are there instead")
+    command.add_argument(
+        "--stores",
+        type=output.names,
+        metavar="NAMES",
+        help="of a run: the stores of this machine, such as buckets-0000-0511,… (all)",
+    )
     command.add_argument(
         "--in-flight",
         type=output.positive,
@@ -57,12 +62,13 @@ def run(arguments: argparse.Namespace) -> int:
         return _list(arguments, objects.list(arguments.url, options=options))
     if arguments.store is None:
         raise MisuseError("name the new store's directory, or give --list")
-    with progress.Task(progress.for_terminal(), "pulling") as task:
+    with progress.Task(progress.for_terminal(), "pulling", resumes=True) as task:
         done = objects.pull(
             arguments.url,
             arguments.store,
             step=arguments.step,
             number=arguments.number,
+            stores=arguments.stores,
             options=options,
             in_flight=arguments.in_flight,
             progress=task.callback(),
@@ -70,8 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(done)
     else:
+        names = done.get("stores", ())
+        stores = f"{len(names)} store{'s' if len(names) > 1 else ''}, " if names else ""
         print(
-            f"{arguments.store}: push {done['number']}, commit at step {done['step']}, "
+            f"{arguments.store}: push {done['number']}, commit at step {done['step']}, {stores}"
             f"{done['rows']:,} rows verified, {output.human_bytes(done['received_bytes'])} received"
         )
     return 0

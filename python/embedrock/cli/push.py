@@ -1,4 +1,4 @@
-"""`embedrock push STORE URL`: one commit of a store, which may be in use, to object storage."""
+"""`embedrock push STORE URL`: one commit of a store or a run, in use or not, to object storage."""
 
 from __future__ import annotations
 
@@ -16,16 +16,21 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="send a commit of a store that may be in use to S3, GCS, Azure or a folder",
         description=(
             "Sends what object storage lacks of the last commit of a store, or of that of --step. "
-            "A trainer may go on writing to the store meanwhile."
+            "A trainer may go on writing to the store meanwhile. The folder of a run of ranks is "
+            "pushed whole, at a commit that all of its stores have. One that was cut off goes on "
+            "where it was."
         ),
     )
-    command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")
+    command.add_argument(
+        "store", type=Path, metavar="STORE", help="the store's directory, or a run's"
+    )
     output.add_url(command)
     command.add_argument(
         "--step",
         type=output.step_or_pin,
         metavar="N",
-        help="the commit of this step, or pinned under this name (the last)",
+        help="the commit of this step, or pinned under this name (the last); needed where other "
+        "machines push other stores of the run",
     )
     command.add_argument(
         "--in-flight",
@@ -56,9 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
     from embedrock import objects
     from embedrock.report import progress
 
-    output.refuse_missing_store(arguments.store)
+    if not output.stores_of_ranks(arguments.store):
+        output.refuse_missing_store(arguments.store)
     options = output.options_of(arguments)
-    with progress.Task(progress.for_terminal(), "pushing") as task:
+    with progress.Task(progress.for_terminal(), "pushing", resumes=True) as task:
         done = objects.push(
             arguments.store,
             arguments.url,
@@ -69,12 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
             progress=task.callback(),
         )
     if not arguments.json:
-        what = "sent" if done["is_new"] else "nothing new; sent"
-        print(
-            f"{arguments.url}: push {done['number']}, commit at step {done['step']}, "
-            f"{output.human_bytes(done['bytes'])}, {what} {output.human_bytes(done['sent_bytes'])}",
-            flush=True,
-        )
+        print(f"{arguments.url}: {_told(done)}", flush=True)
     if arguments.keep is not None:
         with progress.Task(progress.for_terminal(), "pruning") as task:
             done["pruned"] = objects.prune(
@@ -85,11 +86,38 @@ def run(arguments: argparse.Namespace) -> int:
     elif "pruned" in done:
         gone = done["pruned"]
         print(
-            f"{gone['pruned']} pushes pruned, {output.human_bytes(gone['removed_bytes'])} removed, "
+            f"{_count(gone['pruned'], 'push', 'pushes')} pruned, "
+            f"{output.human_bytes(gone['removed_bytes'])} removed, "
             f"{output.human_bytes(gone['waiting_bytes'])} too young to go"
         )
         if gone["damaged"]:
             print(f"no pieces removed, for damaged manifests: {', '.join(gone['damaged'])}")
         if gone["missing"]:
-            print(f"{len(gone['missing'])} pieces are missing there: {gone['missing'][0]}")
+            lost = gone["missing"]
+            is_one = len(lost) == 1
+            print(
+                f"{_count(len(lost), 'piece', 'pieces')} {'is' if is_one else 'are'} missing "
+                f"there: {lost[0]}"
+            )
     return 0
+
+
+def _told(done: dict[str, Any]) -> str:
+    """What was pushed, as one line."""
+    stores = f", {_count(len(done['stores']), 'store', 'stores')}" if "stores" in done else ""
+    missing = done.get("waiting_for")
+    what = "sent" if done["is_new"] or missing else "nothing new; sent"
+    line = (
+        f"commit at step {done['step']}{stores}, {output.human_bytes(done['bytes'])}, {what} "
+        f"{output.human_bytes(done['sent_bytes'])}"
+    )
+    if not missing:
+        return f"push {done['number']}, {line}"
+    return (
+        f"{line}; no push yet: the stores of the buckets {', '.join(missing)} are lacking; run "
+        f"the same command, with the same --step, where they are"
+    )
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number:,} {one if number == 1 else several}"

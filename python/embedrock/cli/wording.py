@@ -17,6 +17,11 @@ _MEMORY = re.compile(r'\bmemory="?([^"\s;,]+)"?')
 """A budget as messages name it."""
 _ARGUMENT = re.compile(r"\b(step|pmem_path|cold_directory|capacity|max_disk_bytes)=(\w*)")
 """Other arguments that messages tell to give, with a value or without."""
+_CALLS = {
+    "embedrock.objects.list": "embedrock pull --list URL",
+    "embedrock.objects.prune": "embedrock push --keep N",
+}
+"""Calls of Python that messages name, as commands."""
 _READ_ONLY = re.compile(r"(, or|; to read the store,) open (it )?with read_only=True")
 
 
@@ -33,6 +38,8 @@ def one_line(
         )
     if arguments is None:
         return line
+    for call, command in _CALLS.items():
+        line = line.replace(call, command)
     # Only a server chooses between reading and writing.
     reads = r"\1 leave --writable out" if getattr(arguments, "writable", False) else ""
     line = _READ_ONLY.sub(reads, line)

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedrock._arguments import flag, whole
+from embedrock._arguments import flag, text, whole
 from embedrock._warnings import warn
 from embedrock.commits import Commit, encode_meta
 from embedrock.distributed.binding import NAME, Binding, Run, binding_of, owners_of, ranks_of
 from embedrock.distributed.dense import SAVE, check_same
 from embedrock.distributed.exchange import Exchange, Verb
 from embedrock.distributed.manifest import remove_manifests, write_manifest
+from embedrock.distributed.pins import RankPins
 from embedrock.distributed.together import tell
 from embedrock.errors import MisuseError, NotFoundError, PoisonedError, UnsupportedError
 from embedrock.store import Store
@@ -46,7 +47,7 @@ class Bound:
         return owners_of(self.runs)
 
 
-class RankCommits:
+class RankCommits(RankPins):
     """What a shard has of commits: those of all ranks, each of which calls the same."""
 
     _commits_together = True
@@ -128,12 +129,15 @@ class RankCommits:
         state: Mapping[str, bytes] | None = None,
         *,
         wait: bool = True,
+        pin: str | None = None,
     ) -> Commit:
         """Commits the stores of all ranks at one step. Collective; returns this rank's commit.
 
         ``step`` is the same on all ranks, at least 1, and larger than that of the last commit.
         ``meta`` and ``state`` are each rank's own; ``state`` has what the ranks have in common on
-        each of them, so that any rank's is enough to go on with another number of ranks.
+        each of them, so that any rank's is enough to go on with another number of ranks. ``pin`` is
+        a name that keeps the commit beyond the last ones, given once all ranks have it, as
+        :meth:`pin` does.
 
         Errors: the same on all ranks: ``MisuseError`` for a step that is not larger or differs;
         ``UnsupportedError`` for ``wait=False``; where a rank's commit failed, a ``RankError`` with
@@ -151,6 +155,7 @@ class RankCommits:
         failed, told = None, None
         try:
             number, named = self._checked(step, state, wait)
+            name = None if pin is None else text("pin", pin)
             encode_meta(meta)
             told = [number, secrets.token_hex(8)]
         except Exception as error:
@@ -183,6 +188,8 @@ class RankCommits:
                 f"is for who copies or serves the stores: {left_out}; the next commit has one"
             )
         assert made is not None, "an error of this rank was raised before"
+        if name is not None:
+            self.pin(number, name)
         return made
 
     def go_back(self, step: int) -> Commit:

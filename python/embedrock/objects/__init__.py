@@ -5,8 +5,6 @@ makes a store of it again, :func:`list` tells what was pushed to a URL, and :fun
 what only old pushes have. ``docs/formats/objects.md`` says what lies there. Needs ``obstore``.
 """
 
-from embedrock.objects.pruning import list, prune
-from embedrock.objects.pulling import pull
-from embedrock.objects.pushing import push
+from embedrock.objects.verbs import list, prune, pull, push
 
 __all__ = ["list", "prune", "pull", "push"]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import re
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -46,6 +47,15 @@ class Folder:
         self._unsynced: set[Path] = set()
         """Folders with names that may not be on the disk yet."""
         self._lock = threading.Lock()
+
+    def within(self, name: str) -> Folder:
+        """A folder in this one."""
+        return Folder(self._place / name)
+
+    def holds_store(self) -> bool:
+        """Whether it is that of a store, or of the stores of a run of ranks."""
+        of_ranks = self._place.glob("buckets-????-????/superblock")
+        return (self._place / "superblock").is_file() or any(of_ranks)
 
     def make(self) -> None:
         """Makes the folder, and those above it."""
@@ -93,9 +103,10 @@ class Folder:
         for folder in folders:
             sync(folder)
 
-    def staged(self) -> Iterator[tuple[str, os.stat_result]]:
-        """What was cut off before it had its name."""
-        for root, _, names in os.walk(self._place):
+    def staged(self, prefixes: Sequence[str]) -> Iterator[tuple[str, os.stat_result]]:
+        """What was cut off below these names before it had its own."""
+        walks = (os.walk(self._place / prefix) for prefix in prefixes)
+        for root, _, names in itertools.chain.from_iterable(walks):
             for name in names:
                 path = Path(root, name)
                 if _STAGED.fullmatch(name):

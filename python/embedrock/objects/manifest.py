@@ -27,6 +27,7 @@ __all__ = [
     "PushedFile",
     "Summary",
     "digest_of",
+    "json_bytes",
     "manifest_name",
     "number_of",
     "piece_name",
@@ -116,7 +117,7 @@ class Summary:
     def encode(self) -> _Bytes:
         """Its line."""
         told = {"embedrock": VERSION, **asdict(self)}
-        return _json({**told, "digest": digest_of(_json(told))}) + b"\n"
+        return json_bytes({**told, "digest": digest_of(json_bytes(told))}) + b"\n"
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def summary_of(line: bytes, name: str) -> Summary:
         raise UnsupportedError(
             f"{name} has version {version}, this build reads {VERSION}; use a newer embedrock"
         )
-    if digest_of(_json(told)) != digest:
+    if digest_of(json_bytes(told)) != digest:
         raise CorruptError(f"{name}: its first line is not what was written; {WAY_OUT}")
     del told["embedrock"]
     try:
@@ -179,7 +180,7 @@ def files_line(files: list[PushedFile]) -> bytes:
     for file in files:
         pieces = [[*piece] for piece in file.pieces]
         told.append({"name": file.name, "bytes": file.bytes, "room": file.room, "pieces": pieces})
-    return _json(told) + b"\n"
+    return json_bytes(told) + b"\n"
 
 
 def _file(told: dict[str, Any]) -> PushedFile:
@@ -194,5 +195,6 @@ def _file(told: dict[str, Any]) -> PushedFile:
     return PushedFile(name, length, [(at, size) for at, size in told["room"]], pieces)
 
 
-def _json(value: Any) -> bytes:
+def json_bytes(value: Any) -> bytes:
+    """JSON as digests are taken of it: keys in order, no spaces."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()

@@ -9,12 +9,12 @@ import os
 import re
 import struct
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from embedrock import _core
-from embedrock._arguments import Progress, function, named_path, whole, whole_or_none
+from embedrock._arguments import Progress
 from embedrock._durable import sync
 from embedrock.errors import (
     CorruptError,
@@ -36,66 +36,32 @@ from embedrock.objects.manifest import (
 from embedrock.objects.parallel import side_by_side
 from embedrock.objects.remote import Remote
 
-__all__ = ["pull"]
+__all__ = ["LISTED", "UNFINISHED", "chosen", "file_errors", "pull_push", "take"]
 
-_UNFINISHED, _LOCK, _HEAD = "unfinished-copy", "lock", "head"
+UNFINISHED, _LOCK, _HEAD = "unfinished-copy", "lock", "head"
 _OF_A_STORE = re.compile(
     r"superblock|superblock\.new|head|spare|measure|pins|pins\.new|cold|cold\.new"
     r"|(journal|pin|rows|part|state|hold)-.*"
 )
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+LISTED = 8
+"""Of so many pushes at most an error tells, the newest."""
 _TRIES = 3
 """How often a piece is fetched that is not what its name says."""
 
 
-def pull(
-    url: Any,
-    path: str | os.PathLike[str],
-    *,
-    step: int | None = None,
-    number: int | None = None,
-    options: Mapping[str, Any] | None = None,
-    in_flight: int = 8,
-    progress: Progress | None = None,
+def pull_push(
+    remote: Remote,
+    manifest: Manifest,
+    folder: Path,
+    workers: int,
+    progress: Progress | None,
+    verifying: Progress | None,
 ) -> dict[str, Any]:
-    """Makes a store of a commit that was pushed, the newest one by default.
-
-    Args:
-        url: Where it was pushed to, as :func:`push` says.
-        path: A folder that is empty or not there; or one in which a pull was cut off, which then
-            goes on.
-        step: The step of the commit, which is no pin's name; of several pushes of one step, the
-            last.
-        number: The number of the push.
-        options: As :func:`push` says.
-        in_flight: Pieces received at once.
-        progress: Called as ``progress(done, total)``, in bytes of the commit, and then in pages
-            that are verified.
-
-    Returns a dict: ``number``, ``step`` and ``sequence``, ``bytes`` of the commit,
-    ``received_bytes``, and ``pages`` and ``rows`` that were verified.
-
-    The store has this commit alone, with the rows, states and counts that it was pushed with. All
-    of it lies in ``path``; opened with ``cold_directory=`` it begins one.
-
-    Errors: ``NotFoundError`` for a push that is not there, or was pruned; ``MisuseError`` where the
-    folder has other files, or a store; ``CorruptError`` naming the file and the piece that is
-    missing or is not what was pushed; ``FullError``, ``LockedError``, ``IoError``. Until it
-    returns the folder is no store: ``open`` refuses it.
-
-    Blocking: writes, syncs and reads all of the commit. An interrupt ends requests within a second.
-    *Memory*: its index, ``in_flight`` pieces, and about 1 KB for each piece. Durability: when it
-    returns.
-    """
-    wanted = whole_or_none("step", step, 0), whole_or_none("number", number, 1)
-    workers = whole("in_flight", in_flight, 1)
-    function("progress", progress, "done and in all")
-    folder = named_path("path", path)
-    remote = Remote(url, options)
-    manifest = _chosen(remote, *wanted)
+    """Makes a store of a push; ``progress`` is told bytes, and ``verifying`` pages."""
     with _folder_to_fill(folder):
         received = _Pull(remote, manifest, folder, workers, progress).run()
-        found = _core.finish_pull(folder, manifest.summary.sequence, progress)
+        found = _core.finish_pull(folder, manifest.summary.sequence, verifying)
     summary = manifest.summary
     return {
         "number": summary.number,
@@ -108,9 +74,10 @@ def pull(
     }
 
 
-def _chosen(remote: Remote, step: int | None, number: int | None) -> Manifest:
+def chosen(remote: Remote, step: int | None, number: int | None) -> Manifest:
+    """The push of a step or a number, the newest one by default."""
     if number is not None:
-        with _known(remote, f"push {number}"):
+        with _known(remote, number):
             return _of_step(remote, history.read(remote, manifest_name(number)), step)
     there = history.numbers(remote)
     if not there:
@@ -133,15 +100,26 @@ def _chosen(remote: Remote, step: int | None, number: int | None) -> Manifest:
 
 
 @contextlib.contextmanager
-def _known(remote: Remote, what: str) -> Iterator[None]:
+def _known(remote: Remote, number: int) -> Iterator[None]:
     try:
         yield
     except NotFoundError as error:
         if "pruned" in str(error):
             raise
         raise NotFoundError(
-            f"{remote.url}: there is no {what}; embedrock.objects.list tells which there are"
+            f"{remote.url}: there is no push {number}; it has {_listed(remote)} "
+            f"(embedrock.objects.list)"
         ) from error
+
+
+def _listed(remote: Remote) -> str:
+    """The pushes that can be pulled, by number and step."""
+    read = (
+        history.whole_or_none(history.read_summary, remote, found.name)
+        for found in history.numbers(remote)[-LISTED:]
+    )
+    live = [one for one in read if one is not None and one.pruned is None]
+    return ", ".join(f"push {one.number} of step {one.step}" for one in live) or "none"
 
 
 def _of_step(remote: Remote, manifest: Manifest, step: int | None) -> Manifest:
@@ -157,15 +135,15 @@ def _of_step(remote: Remote, manifest: Manifest, step: int | None) -> Manifest:
 def _folder_to_fill(folder: Path) -> Iterator[None]:
     """A folder with the mark that it is no store, which nobody else fills."""
     _expect_no_store(folder)
-    with _file_errors(folder):
+    with file_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        _take(lock, folder)
+        take(lock, folder)
         # Another pull may have ended since.
         _expect_no_store(folder)
-        with _file_errors(folder):
-            (folder / _UNFINISHED).touch()
+        with file_errors(folder):
+            (folder / UNFINISHED).touch()
             sync(folder)
         yield
     finally:
@@ -174,7 +152,7 @@ def _folder_to_fill(folder: Path) -> Iterator[None]:
 
 def _expect_no_store(folder: Path) -> None:
     """Whether a pull may fill it: it is empty, or one was cut off there."""
-    if (folder / _UNFINISHED).exists():
+    if (folder / UNFINISHED).exists():
         return
     names = set(os.listdir(folder)) - {_LOCK} if folder.is_dir() else {""}
     if any(_OF_A_STORE.fullmatch(name) for name in names):
@@ -183,7 +161,7 @@ def _expect_no_store(folder: Path) -> None:
         _core.check_place(folder)
 
 
-def _take(lock: int, folder: Path) -> None:
+def take(lock: int, folder: Path) -> None:
     """The lock of the one writer of a store, of a kind that the engine sees."""
     # struct flock: type, whence, start, length, process.
     whole_file = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -198,7 +176,8 @@ def _take(lock: int, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _file_errors(path: Path) -> Iterator[None]:
+def file_errors(path: Path) -> Iterator[None]:
+    """Errors of files become ours, with what to do where a disk is full."""
     try:
         yield
     except OSError as error:
@@ -225,7 +204,7 @@ class _Target:
         """The open file."""
         with self._lock:
             if self._descriptor is None:
-                with _file_errors(self.path):
+                with file_errors(self.path):
                     self._descriptor = os.open(self.path, _OPEN)
             return self._descriptor
 
@@ -235,7 +214,7 @@ class _Target:
             self._left -= 1
             if self._left or self._descriptor is None:
                 return
-            with _file_errors(self.path):
+            with file_errors(self.path):
                 os.fsync(self._descriptor)
         self.close()
 
@@ -288,7 +267,7 @@ class _Pull:
         finally:
             for target in targets:
                 target.close()
-        with _file_errors(self._folder / _HEAD):
+        with file_errors(self._folder / _HEAD):
             (self._folder / _HEAD).write_bytes(bytes.fromhex(self._manifest.summary.head))
             sync(self._folder / _HEAD)
             sync(self._folder)
@@ -296,14 +275,14 @@ class _Pull:
 
     def _remove_others(self, names: set[str]) -> None:
         """What another pull, or a copy, has left here."""
-        with _file_errors(self._folder):
+        with file_errors(self._folder):
             for name in os.listdir(self._folder):
                 if _OF_A_STORE.fullmatch(name) and name not in names:
                     os.unlink(self._folder / name)
 
     def _expect_room(self) -> None:
         """Refuses what the disk could not hold before anything is fetched."""
-        with _file_errors(self._folder):
+        with file_errors(self._folder):
             disk = os.statvfs(self._folder)
             there = sum(
                 os.stat(self._folder / name).st_blocks * 512 for name in os.listdir(self._folder)
@@ -319,7 +298,7 @@ class _Pull:
     def _made(self, file: PushedFile) -> _Target:
         """The file with its length and room; one without pieces is durable then."""
         path = self._folder / file.name
-        with _file_errors(path):
+        with file_errors(path):
             was_there = path.exists()
             descriptor = os.open(path, _OPEN | os.O_CREAT, 0o644)
             try:
@@ -339,7 +318,7 @@ class _Pull:
         came = 0
         if not self._is_there(target, descriptor, piece):
             content = self._fetched(job)
-            with _file_errors(target.path):
+            with file_errors(target.path):
                 while came < piece.length:
                     came += os.pwrite(descriptor, content[came:], piece.offset + came)
         target.done()
@@ -348,7 +327,7 @@ class _Pull:
     def _is_there(self, target: _Target, descriptor: int, piece: Piece) -> bool:
         if not target.was_there:
             return False
-        with _file_errors(target.path):
+        with file_errors(target.path):
             return digest_of(os.pread(descriptor, piece.length, piece.offset)) == piece.digest
 
     def _fetched(self, job: _Job) -> memoryview:

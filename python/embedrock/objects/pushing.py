@@ -11,26 +11,19 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from embedrock import _core
 from embedrock._arguments import (
     Progress,
-    function,
-    named_path,
-    named_path_or_none,
-    step_or_pin,
-    whole,
-    whole_or_none,
 )
 from embedrock.errors import (
     CorruptError,
     IoError,
     LockedError,
     MismatchError,
-    MisuseError,
     NotFoundError,
 )
 from embedrock.objects import history
@@ -50,9 +43,10 @@ from embedrock.objects.manifest import (
 )
 from embedrock.objects.parallel import side_by_side
 from embedrock.objects.remote import Remote, TakenError
+from embedrock.objects.runs.manifest import of_a_run
 from embedrock.store import Store
 
-__all__ = ["push"]
+__all__ = ["PIECE_BYTES_MAX", "PIECE_BYTES_MIN", "Pushed", "hold", "push_commit"]
 
 PIECE_BYTES_MIN, PIECE_BYTES_MAX = 256 << 10, 4 << 20
 CLASS_FILES = "rows-"
@@ -62,68 +56,46 @@ _PIECES_OF_A_STORE = 1024
 """Where pieces have neither the least nor the most bytes, a store has about so many."""
 
 
-def push(
-    store: Store | str | os.PathLike[str],
-    url: Any,
-    *,
-    step: int | str | None = None,
-    options: Mapping[str, Any] | None = None,
-    in_flight: int = 8,
-    piece_bytes: int | None = None,
-    cold_directory: str | os.PathLike[str] | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Sends what object storage lacks of one commit of a store, the last one by default.
+class Pushed(NamedTuple):
+    """A push that is there, and what it took."""
 
-    Args:
-        store: The store, or its path. It may be open and written to meanwhile, here or elsewhere.
-        url: ``s3://bucket/path``, ``gs://…``, ``az://…`` or ``file:///folder``, for this store
-            alone; or a store of ``obstore``.
-        step: The step of a commit that is kept or pinned, or the name of a pin.
-        options: What ``obstore`` takes beside the URL: settings of the storage by name
-            (``endpoint``, ``region``, ``access_key_id``, …), ``client_options``, ``retry_config``,
-            ``credential_provider``. The environment (``AWS_…``) is read, too.
-        in_flight: Pieces read and sent at once.
-        piece_bytes: Bytes of a piece, a power of two from 262,144 to 4,194,304. What was pushed to
-            the URL before says it; else it depends on the size of the store.
-        cold_directory: Where the store's partitions are, if they were moved.
-        progress: Called as ``progress(done, total)``, in bytes of the commit.
+    summary: Summary
+    is_new: bool
+    sent_bytes: int
+    sent_pieces: int
 
-    Returns a dict: ``number`` of the push, ``step``, ``sequence``, ``bytes`` of the commit,
-    ``sent_bytes`` and ``sent_pieces``, and ``is_new``, which is False where the newest push has the
-    same commit already. A damaged manifest is left out, with a ``UserWarning`` that names it.
-
-    Errors: ``NotFoundError`` for a store, commit, bucket or folder that is not there, and for a
-    reader whose commit its hold alone keeps; ``MismatchError`` where the URL has pushes of another
-    store; ``LockedError`` naming the push that was made meanwhile; ``UnsupportedError`` where a
-    table has storage ``"pmem"``, or a server overwrites what is to be created only where there is
-    none; ``CommitGoneError``, ``FullError``, ``IoError``.
-
-    Blocking: reads all that the commit needs. An interrupt ends requests within a second.
-    *Memory*: the index of the commit, ``in_flight`` pieces, and about 1 KB for each piece of it.
-    Durability: when it returns; a push that was cut off changes nothing that can be pulled, and the
-    next one uses what it has sent.
-    """
-    number, pin = step_or_pin("step", step)
-    workers = whole("in_flight", in_flight, 1)
-    size = _piece_bytes(piece_bytes)
-    function("progress", progress, "bytes done and in all")
-    cold = named_path_or_none("cold_directory", cold_directory)
-    held = _held(store, number, pin, cold)
-    try:
-        remote = Remote(url, options, make=True)
-        by = history.whose(_path_of(store))
-        with history.announced(remote, by) as own:
-            return _Push(held, remote, own, workers, size, progress).run()
-    finally:
-        held.close()
+    def told(self) -> dict[str, Any]:
+        """As :func:`embedrock.objects.push` returns it."""
+        return {
+            "number": self.summary.number,
+            "step": self.summary.step,
+            "sequence": self.summary.sequence,
+            "bytes": self.summary.bytes,
+            "sent_bytes": self.sent_bytes,
+            "sent_pieces": self.sent_pieces,
+            "is_new": self.is_new,
+        }
 
 
-def _held(
-    store: Store | str | os.PathLike[str], step: int | None, pin: str | None, cold: Path | None
+def push_commit(
+    held: _core.CommitFiles,
+    remote: Remote,
+    path: Path,
+    workers: int,
+    piece_bytes: int | None,
+    progress: Progress | None,
+) -> Pushed:
+    """Sends what the storage lacks of a commit that is held, of the store at a path."""
+    remote.expect_no_store()
+    with history.announced(remote, history.whose(path)) as own:
+        return _Push(held, remote, own, workers, piece_bytes, progress).run()
+
+
+def hold(
+    store: Store | Path, step: int | None, pin: str | None, cold: Path | None
 ) -> _core.CommitFiles:
     """The commit that is meant: of a reader, its own."""
-    path = _path_of(store)
+    path = store.path if isinstance(store, Store) else store
     if not isinstance(store, Store) or not store.read_only or (step, pin) != (None, None):
         return _core.CommitFiles(path, step, pin, cold)
     own = store._core.last_commit()
@@ -145,20 +117,6 @@ def _held(
         held.close()
         raise NotFoundError(f"{gone}; the commit of that step is another one now")
     return held
-
-
-def _path_of(store: Store | str | os.PathLike[str]) -> Path:
-    return Path(store.path) if isinstance(store, Store) else named_path("store", store)
-
-
-def _piece_bytes(value: int | None) -> int | None:
-    size = whole_or_none("piece_bytes", value, PIECE_BYTES_MIN)
-    if size is not None and (size & (size - 1) or size > PIECE_BYTES_MAX):
-        raise MisuseError(
-            f"piece_bytes is {size}, expected a power of two from {PIECE_BYTES_MIN} to "
-            f"{PIECE_BYTES_MAX}"
-        )
-    return size
 
 
 class _Job(NamedTuple):
@@ -197,7 +155,7 @@ class _Push:
         self._number = 0
         """The number of the last push."""
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Pushed:
         """Sends what is lacking, then the manifest."""
         newest = self._find_newest()
         # Beside one that is damaged a prune may take what older ones name.
@@ -211,7 +169,7 @@ class _Push:
         # All of it was read by now.
         self._held.expect()
         if newest is not None and self._is_same(newest, files):
-            return self._told(newest.summary, is_new=False)
+            return Pushed(newest.summary, False, self._sent_bytes, self._sent_pieces)
         if _now() - self._began > history.PUSH_TIME.total_seconds():
             raise IoError(
                 f"{self._remote.url}: the push took more than {history.PUSH_TIME}, so what it "
@@ -233,22 +191,16 @@ class _Push:
             files=digest_of(files_line(files)),
         )
         self._publish(Manifest(summary, files))
-        return self._told(summary, is_new=True)
-
-    def _told(self, summary: Summary, *, is_new: bool) -> dict[str, Any]:
-        return {
-            "number": summary.number,
-            "step": summary.step,
-            "sequence": summary.sequence,
-            "bytes": summary.bytes,
-            "sent_bytes": self._sent_bytes,
-            "sent_pieces": self._sent_pieces,
-            "is_new": is_new,
-        }
+        return Pushed(summary, True, self._sent_bytes, self._sent_pieces)
 
     def _find_newest(self) -> Manifest | None:
         """The newest push that can be read, if there is one; those after it are damaged."""
         found = history.numbers(self._remote)
+        if not found and of_a_run(self._remote):
+            raise MismatchError(
+                f"{self._remote.url} has pushes of a run of ranks, and this is a single store: "
+                f"name another URL for it, or push the folder of the run"
+            )
         is_ours = not found
         for one in reversed(found):
             read = history.whole_or_none(history.read_any, self._remote, one.name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import queue
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -58,6 +59,8 @@ _CLIENT = frozenset(
 """Those of ``client_options``, which may be given beside it, too: on a command line."""
 _NO_BUCKET = ("nosuchbucket", "containernotfound", "bucket does not exist", "notfound: bucket")
 _WRONG_KEY = ("usernotfound", "invalidaccesskeyid", "signaturedoesnotmatch")
+_DENIED = ("403 forbidden", "no user exists")
+"""Of a list these are no errors of a kind of their own."""
 _FULL = ("no space left", "os error 28", "quota", "storage full", "storagefull", "507 ")
 _PER_DELETE = 1000
 _LOOK_SECONDS = 0.2
@@ -94,6 +97,7 @@ class Remote:
         self._obstore: Any = obstore
         self._exceptions: Any = exceptions
         self._folder: Folder | None = None
+        self._prefix = ""
         self._stopped = threading.Event()
         if options is not None and not isinstance(options, Mapping):
             raise MisuseError(f"options is {shown(options)}, expected a dict of settings by name")
@@ -154,6 +158,29 @@ class Remote:
                 raise NotFoundError(f"{self.url}: there is no such folder") from error
             raise MisuseError(f"{self.url} cannot be opened: {_first_line(error)}") from error
 
+    def within(self, name: str, *, make: bool = False) -> Remote:
+        """The objects below a name, as those of a URL of their own. What stops this stops both."""
+        inner = copy.copy(self)
+        inner._enter(name, make)
+        return inner
+
+    def _enter(self, name: str, make: bool) -> None:
+        self.url, self._prefix = f"{self.url.rstrip('/')}/{name}", f"{self._prefix}{name}/"
+        if self._folder is not None:
+            self._folder = self._folder.within(name)
+            if make:
+                self._folder.make()
+
+    def expect_no_store(self) -> None:
+        """Refuses a folder that holds a store, whose files objects do not belong among.
+
+        Errors: ``MisuseError``.
+        """
+        if self._folder is not None and self._folder.holds_store():
+            raise MisuseError(
+                f"{self.url} is the folder of a store or a run itself; push to another one"
+            )
+
     @property
     def is_folder(self) -> bool:
         """Whether it lies in a file system of this machine."""
@@ -181,24 +208,27 @@ class Remote:
         if self._folder is not None:
             self._folder.put(name, content, is_new=mode == "create")
         else:
-            self._obstore.put(self._store, name, content, mode=mode, use_multipart=False)
+            place = self._prefix + name
+            self._obstore.put(self._store, place, content, mode=mode, use_multipart=False)
 
     def get(self, name: str, most: int | None = None) -> Any:
         """The bytes of an object, the first ``most`` of them. Errors: ``NotFoundError``."""
+        place = self._prefix + name
         if most is None:
-            return self._call("get", name, lambda: self._obstore.get(self._store, name).bytes())
+            return self._call("get", name, lambda: self._obstore.get(self._store, place).bytes())
 
         def request() -> Any:
             # A range of an object without bytes is refused.
-            if self._obstore.head(self._store, name)["size"] == 0:
+            if self._obstore.head(self._store, place)["size"] == 0:
                 return b""
-            return self._obstore.get_range(self._store, name, start=0, end=most)
+            return self._obstore.get_range(self._store, place, start=0, end=most)
 
         return self._call("get", name, request)
 
     def modified(self, name: str) -> datetime:
         """When an object was written, by the storage's clock."""
-        found = self._call("head", name, lambda: self._obstore.head(self._store, name))
+        place = self._prefix + name
+        found = self._call("head", name, lambda: self._obstore.head(self._store, place))
         when: datetime = found["last_modified"]
         return when
 
@@ -206,7 +236,7 @@ class Remote:
         """The objects below a prefix, in no order."""
 
         def portions() -> Iterator[Any]:
-            yield from self._obstore.list(self._store, prefix=prefix)
+            yield from self._obstore.list(self._store, prefix=self._prefix + prefix)
 
         stream = portions()
         while True:
@@ -214,7 +244,8 @@ class Remote:
             if portion is None:
                 return
             for found in portion:
-                yield Found(found["path"], found["size"], found["last_modified"])
+                name = found["path"].removeprefix(self._prefix)
+                yield Found(name, found["size"], found["last_modified"])
 
     def delete(self, names: list[str]) -> None:
         """Removes objects; one that is gone already is no error."""
@@ -229,7 +260,7 @@ class Remote:
                         self._call("delete", name, partial(self._delete, [name]))
 
     def _delete(self, names: list[str]) -> None:
-        self._obstore.delete(self._store, names)
+        self._obstore.delete(self._store, [self._prefix + name for name in names])
 
     def sync(self) -> None:
         """Makes what was written to a folder durable. Object storage does by itself."""
@@ -241,13 +272,16 @@ class Remote:
         if (folder := self._folder) is not None:
             self._call("sync", name, lambda: folder.settle(name))
 
-    def remove_staged(self, before: datetime) -> None:
-        """Removes from a folder what was cut off before it had its name, and before a time."""
+    def remove_staged(self, prefixes: Sequence[str], before: datetime) -> None:
+        """Removes from a folder what was cut off before it had its name, and before a time.
+
+        Only below the prefixes: what else lies in the folder is not of these objects.
+        """
         if (folder := self._folder) is None:
             return
 
         def request() -> None:
-            for name, found in folder.staged():
+            for name, found in folder.staged(prefixes):
                 if datetime.fromtimestamp(found.st_mtime, timezone.utc) <= before:
                     folder.remove(name)
 
@@ -279,6 +313,8 @@ class Remote:
             said = str(error).lower()
             if any(word in said for word in _NO_BUCKET):
                 raise NotFoundError(f"{what}: {self._missing(error)}") from error
+            if any(word in said for word in _DENIED):
+                raise _refused(what, error) from error
             if any(word in said for word in _FULL):
                 raise FullError(
                     f"{what}: no room is left there ({_first_line(error)}); make room, for example "

@@ -161,9 +161,10 @@ def for_terminal(stream: TextIO | None = None) -> Sink:
 class Task:
     """A piece of work with a name: `advance` it, set a note, finish it by leaving the block."""
 
-    def __init__(self, sink: Sink, name: str, total: int = 0) -> None:
-        """Work of `total` units, 0 when that is not known, shown on `sink`."""
-        self._sink = sink
+    def __init__(self, sink: Sink, name: str, total: int = 0, *, resumes: bool = False) -> None:
+        """Work of `total` units, 0 when that is not known, shown on `sink`. `resumes` says that
+        the same command goes on with it after Ctrl-C."""
+        self._sink, self._resumes = sink, resumes
         self.name = name
         self.total = total
         self.done = 0
@@ -202,4 +203,6 @@ class Task:
     ) -> None:
         if error is not None:
             self.outcome, self.note = "stopped", ""
+            if self._resumes and isinstance(error, KeyboardInterrupt):
+                self.note = "the same command goes on where it was"
         self._sink.finish(self.name, self.note, self.outcome)
