@@ -225,7 +225,7 @@ def test_a_reshard_that_was_cut_off_goes_on(folder: Path, tmp_path: Path) -> Non
     mine, another = new / kept[0], tmp_path / "another"
     mine.rename(another)
     shutil.copytree(old / "buckets-0000-0511", mine)
-    with refused(MisuseError, "holds another store"):
+    with refused(MisuseError, "the buckets 0-511 of step 4", "is to have the buckets 0-255"):
         reshard(old, new, 4, memory=MEMORY)
     shutil.rmtree(mine)
     another.rename(mine)

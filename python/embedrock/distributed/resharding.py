@@ -292,10 +292,14 @@ def _done(
     with open_store(place, memory, read_only=True, create=False) as store:
         found = binding_of(store.state(), place) if store.step is not None else None
         if store.step != step or found != bound:
-            said = "no commit" if found is None else f"step {store.step} of run {found.run!r}"
+            said = "no commit"
+            if found is not None:
+                said = f"the buckets {found.buckets} of step {store.step} of run {found.run!r}"
             raise MisuseError(
-                f"{place} is there, with {said}, and step {step} of run {bound.run!r} was to be "
-                f"divided: " + ("remove it, or " if is_new else "") + "give another folder"
+                f"{place} is there, with {said}, and is to have the buckets {bound.buckets} of "
+                f"step {step} of run {bound.run!r}, which was to be divided: "
+                + ("remove it, or " if is_new else "")
+                + "give another folder"
             )
         rows = sum(len(table) for table in store.tables.values())
         return {"rows": rows, "bytes": int(store.stats()["disk_bytes"])}
