@@ -10,6 +10,7 @@ import numpy as np
 
 import embedrock
 from embedrock.distributed.binding import NAME, Binding, runs_of, table_digests
+from embedrock.store.opening import open_part
 from pushes import SMALL, contents
 
 ROWS, DIM = 600, 8
@@ -61,6 +62,6 @@ def contents_of(path: Path) -> dict[str, Any]:
     """All that the stores in a folder have."""
     found = {}
     for folder in sorted(path.glob("buckets-*")):
-        with embedrock.open(folder, "8MiB", read_only=True) as store:
+        with open_part(folder, "8MiB", read_only=True) as store:
             found[folder.name] = contents(store)
     return found

@@ -35,10 +35,11 @@ def made(path: Path, rows: int, step: int, **options: Any) -> Path:
     return path
 
 
-def go_on(path: Path, step: int) -> None:
+def go_on(path: Path, step: int, rows: int = 1) -> None:
     """One commit more of the trainer."""
     with opened(path) as store:
-        store.table("t").put([step], np.full((1, DIM), step, np.float32))
+        keys = np.arange(step, step + rows)
+        store.table("t").put(keys, np.full((rows, DIM), step, np.float32))
         store.commit(step)
 
 
@@ -113,7 +114,8 @@ def test_a_store_that_was_pulled_follows(source: Path, tmp_path: Path) -> None:
     assert contents(pulled) == contents(source)
     other = tmp_path / "other"
     objects.pull(url, other)
-    go_on(other, 21)  # as the source has one of this number and step
+    # As the source has one of this number and step, perhaps of this second; it wrote less.
+    go_on(other, 21, rows=1000)
     go_on(source, 22)
     refuses(other, source, MisuseError, "step 21", "was made by others")
 
