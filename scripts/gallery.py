@@ -71,7 +71,7 @@ def _knowledge(report: dict[str, Any]) -> dict[str, list[Line]]:
             continue
         store, twin = one["store"], one["in memory"]
         options = [f"--{key} {settings[key]}" for key in ("epochs", "dim") if settings.get(key)]
-        command = f"bench kge --graphs {graph} --models {model} {' '.join(options)}"
+        command = f"--graphs {graph} --models {model} {' '.join(options)}"
         lines.append(
             _rounded(
                 {
@@ -237,7 +237,7 @@ COLUMNS = {
         "mrr": "MRR",
         "mrr_in_memory": "in memory",
         "published": "published",
-        "command": "`embedrock …`",
+        "command": "`embedrock bench kge …`",
     },
     "partitions": {
         "model": "model",

@@ -98,7 +98,9 @@ class Process:
     def send_signal(self, number: int) -> None:
         """Sends a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            # It may have ended, and nobody has told so yet.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Ends it at once."""
