@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,10 +83,14 @@ def test_a_run_that_commits_meanwhile_is_pushed_at_a_step_that_all_have(
         thread.start()
         told: list[tuple[int, int]] = []
         try:
-            pushed = [
-                objects.push(tmp_path / "run", url, progress=lambda *p: told.append(p))
-                for _ in range(3)
-            ]
+            pushed: list[dict[str, Any]] = []
+            while len(pushed) < 3:
+                report = objects.push(tmp_path / "run", url, progress=lambda *p: told.append(p))
+                pushed.append(report)
+                until, enough = time.monotonic() + 60, report["step"] + 2
+                while max(trained.then) < enough:  # all stores have the step before
+                    assert thread.is_alive() and time.monotonic() < until
+                    time.sleep(0.01)
         finally:
             stopped.set()
             thread.join()
