@@ -717,7 +717,7 @@ def test_the_engines_window_changes_no_bit(tmp_path: Path, how: str) -> None:
         store.commit(1)
     assert window["batches"] >= STEPS
     assert window["finished"] == window["announced"] == window["batches"]
-    assert window["rows_loaded"] > 1000
+    assert window["rows_loaded"] > 1000 or window["starved"], window
 
 
 @pytest.mark.parametrize("how", ["look-ahead", "pipeline"])

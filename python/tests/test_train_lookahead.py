@@ -97,7 +97,9 @@ def test_losses_and_rows_have_the_same_bits_however_they_were_read(
     np.testing.assert_array_equal(losses, plain["losses"])
     assert result["log_loss"] == plain["result"]["log_loss"]
     assert digests(tmp_path / "store") == plain["digests"]
-    assert result["window"]["rows_loaded"] > 1000
+    window = result["window"]
+    # Other programs may have all cores: then the loop reads by itself.
+    assert window["rows_loaded"] > 1000 or window["starved"], window
 
 
 @pytest.mark.usefixtures("announces")
