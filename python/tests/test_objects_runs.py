@@ -17,7 +17,7 @@ pytest.importorskip("obstore", reason="obstore is not installed")
 pytest.importorskip("torch")
 
 from embedrock import cli, objects
-from embedrock.distributed import manifest as ranks_manifest
+from embedrock._ranks import commit_manifest_name
 from embedrock.distributed import open as open_ranks
 from embedrock.errors import (
     CorruptError,
@@ -106,7 +106,7 @@ def test_a_run_that_commits_meanwhile_is_pushed_at_a_step_that_all_have(
             assert pulled["stores"] == sorted(push["stores"]) == [*trained.then[1]]
             assert sorted(path.name for path in place.iterdir()) == [
                 *trained.then[1],
-                ranks_manifest.manifest_name(push["step"]),
+                commit_manifest_name(push["step"]),
             ]
         trained.commit(10**6)
         last = objects.push(tmp_path / "run", url)

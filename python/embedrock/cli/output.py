@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embedrock._ranks import folders_in, ranks_of
 from embedrock.errors import CorruptError, MisuseError
 from embedrock.report import text, without_nan
 
@@ -193,7 +194,7 @@ def refuse_missing_store(path: Path) -> None:
     ranks = stores_of_ranks(path)
     if ranks:
         raise MisuseError(
-            f"{path} has the stores of {len(ranks)} rank{'s' if len(ranks) > 1 else ''}: "
+            f"{path} has the stores of {ranks_of(len(ranks))}: "
             f"{', '.join(ranks[:4])}{', …' if len(ranks) > 4 else ''}; give one of them, such as "
             f"{path / ranks[0]}"
         )
@@ -202,4 +203,4 @@ def refuse_missing_store(path: Path) -> None:
 
 def stores_of_ranks(path: Path) -> list[str]:
     """The names of the folders of a run's stores, if these are what a folder has."""
-    return sorted(store.parent.name for store in path.glob("buckets-????-????/superblock"))
+    return list(folders_in(path))

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from embedrock._ranks import ranks_of
 from embedrock.cli import output
 
 
@@ -65,7 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
             f"{store['path']}: buckets {store['buckets']}, {store['rows']:,} rows, "
             f"{output.human_bytes(store['bytes'])}"
         )
-    ranks = "1 rank" if done["ranks"] == 1 else f"{done['ranks']:,} ranks"
     was_there = "" if done["is_new"] else "done: "
-    print(f"{was_there}run {done['run']} at step {done['step']} for {ranks}")
+    print(f"{was_there}run {done['run']} at step {done['step']} for {ranks_of(done['ranks'])}")
     return 0

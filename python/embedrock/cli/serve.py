@@ -232,7 +232,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _refuse_part(store: Any) -> None:
     """Refuses the store of one rank by itself: clients would get initial rows of others' keys."""
-    from embedrock.store.parts import BUCKETS, part_of
+    from embedrock._ranks import BUCKETS
+    from embedrock.store.parts import part_of
 
     buckets = part_of(store)
     if buckets is not None:

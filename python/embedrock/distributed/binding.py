@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -21,9 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from embedrock._durable import sync
-from embedrock.distributed.routing import BUCKETS
+from embedrock._ranks import BUCKETS, RANKS, UNFINISHED_RESHARD, buckets_in, folder_name, folders_in
 from embedrock.errors import CorruptError, MismatchError, UnsupportedError
-from embedrock.store.parts import RANKS
 
 if TYPE_CHECKING:
     from embedrock.store import Store
@@ -37,7 +35,6 @@ __all__ = [
     "folders_of",
     "new_folder",
     "owners_of",
-    "ranks_of",
     "runs_of",
     "table_digests",
     "wrong_with",
@@ -45,10 +42,8 @@ __all__ = [
 
 NAME = RANKS
 """The byte string of a commit's state that has the binding."""
-UNFINISHED = "unfinished-reshard"
-"""Lies in a folder of stores until all of them are whole."""
+UNFINISHED = UNFINISHED_RESHARD
 _FORMAT = 1
-_FOLDER = re.compile(r"buckets-(\d{4})-(\d{4})")
 
 
 @dataclass(frozen=True, order=True)
@@ -67,7 +62,7 @@ class Run:
     @property
     def folder(self) -> str:
         """The name of its store's folder."""
-        return f"buckets-{self.first:04}-{self.last:04}"
+        return folder_name(self.first, self.last)
 
     def with_(self, other: Run) -> Run | None:
         """The buckets that are in both, if any."""
@@ -80,11 +75,6 @@ def runs_of(world: int) -> list[Run]:
     each, more = divmod(BUCKETS, world)
     firsts = [rank * each + min(rank, more) for rank in range(world + 1)]
     return [Run(first, behind - 1) for first, behind in pairwise(firsts)]
-
-
-def ranks_of(world: int) -> str:
-    """So many ranks, in words of a message."""
-    return "1 rank" if world == 1 else f"{world} ranks"
 
 
 def owners_of(runs: Sequence[Run]) -> npt.NDArray[np.uint16]:
@@ -113,12 +103,8 @@ def wrong_with(runs: Iterable[Run]) -> str | None:
 
 def folders_of(path: Path) -> dict[Run, Path]:
     """The stores of ranks in a folder, by their buckets: by the names of their folders alone."""
-    found = {}
-    for child in path.iterdir() if path.is_dir() else ():
-        match = _FOLDER.fullmatch(child.name)
-        if match and (child / "superblock").is_file():
-            found[Run(int(match[1]), int(match[2]))] = child
-    return dict(sorted(found.items()))
+    there = folders_in(path)
+    return {Run(*(buckets_in(name) or (0, 0))): place for name, place in there.items()}
 
 
 def new_folder(path: Path) -> None:

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from embedrock._arguments import flag, text, whole
+from embedrock._ranks import ranks_of
 from embedrock._warnings import warn
 from embedrock.commits import Commit, encode_meta
-from embedrock.distributed.binding import NAME, Binding, Run, binding_of, owners_of, ranks_of
+from embedrock.distributed.binding import NAME, Binding, Run, binding_of, owners_of
 from embedrock.distributed.dense import SAVE, check_same
 from embedrock.distributed.exchange import Exchange, Verb
 from embedrock.distributed.manifest import remove_manifests, write_manifest

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embedrock._arguments import text
+from embedrock._ranks import BUCKETS
 from embedrock.distributed.exchange import Verb
-from embedrock.distributed.routing import BUCKETS, destinations, ids_of
+from embedrock.distributed.routing import destinations, ids_of
 from embedrock.errors import MismatchError
 from embedrock.store.specs import asked_of
 from embedrock.table import Table

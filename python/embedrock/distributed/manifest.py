@@ -6,23 +6,18 @@ what it names is there until the stores' later commits drop it (``docs/formats/r
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from embedrock._arguments import file_errors
+from embedrock._ranks import commit_manifest_name, manifest_content
 from embedrock.distributed.binding import Binding
 from embedrock.weights.drafts import atomic
 
-__all__ = ["manifest_name", "remove_manifests", "write_manifest"]
+__all__ = ["remove_manifests", "write_manifest"]
 
 _MANIFEST = re.compile(r"manifest-(\d{12,20})\.json")
-
-
-def manifest_name(step: int) -> str:
-    """The file of the manifest of a step."""
-    return f"manifest-{step:012}.json"
 
 
 def write_manifest(folder: Path, bound: Binding, step: int, buckets: Sequence[str]) -> None:
@@ -32,17 +27,8 @@ def write_manifest(folder: Path, bound: Binding, step: int, buckets: Sequence[st
 
     Errors: ``FullError``, ``IoError``.
     """
-    facts = {
-        "format": 1,
-        "run": bound.run,
-        "step": step,
-        "token": bound.token,
-        "world": len(buckets),
-        "buckets": list(buckets),
-        "tables": dict(bound.tables),
-    }
-    with atomic(folder / manifest_name(step)) as file:
-        file.write(json.dumps(facts, indent=1).encode() + b"\n", 0)
+    with atomic(folder / commit_manifest_name(step)) as file:
+        file.write(manifest_content(bound.run, step, bound.token, buckets, bound.tables), 0)
 
 
 def remove_manifests(folder: Path, kept: Collection[int]) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 import torch.distributed as dist
 
 from embedrock._arguments import file_errors, flag, named_path, text, whole, whole_or_none
+from embedrock._ranks import ranks_of
 from embedrock.distributed.binding import (
     NAME,
     UNFINISHED,
@@ -24,7 +25,6 @@ from embedrock.distributed.binding import (
     binding_of,
     folders_of,
     new_folder,
-    ranks_of,
     runs_of,
     table_digests,
     wrong_with,

@@ -25,6 +25,7 @@ from embedrock._arguments import (
 )
 from embedrock._durable import sync
 from embedrock._memory import memory_text
+from embedrock._ranks import BUCKETS
 from embedrock.commits import encode_meta
 from embedrock.distributed.binding import (
     NAME,
@@ -39,7 +40,6 @@ from embedrock.distributed.binding import (
     wrong_with,
 )
 from embedrock.distributed.manifest import write_manifest
-from embedrock.distributed.routing import BUCKETS
 from embedrock.errors import CorruptError, MismatchError, MisuseError, NotFoundError
 from embedrock.store.opening import open_part as open_store
 from embedrock.weights.drafts import atomic

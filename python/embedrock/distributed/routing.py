@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from embedrock import _core
+from embedrock._ranks import BUCKETS
 
-__all__ = ["BUCKETS", "Route", "destinations", "ids_of", "widths_of"]
+__all__ = ["Route", "destinations", "ids_of", "widths_of"]
 
-BUCKETS = 1024
-"""Of every table, for ever."""
 T = TypeVar("T", bound=np.generic)
 Keys = npt.NDArray[np.uint64]
 Ranks = npt.NDArray[np.uint16]

@@ -31,6 +31,7 @@ from embedrock._arguments import choice, flag, instance, whole
 from embedrock._arrays import ArrayLike, Keys, as_keys, as_out
 from embedrock._keys import KeysNamed
 from embedrock._listeners import Listeners
+from embedrock._ranks import BUCKETS
 from embedrock._rows import Bounds
 from embedrock._verbs import Floats, NonFinite
 from embedrock.commits import Commit
@@ -42,7 +43,7 @@ from embedrock.distributed.commits import RankCommits
 from embedrock.distributed.exchange import Exchange, Verb, group_of, waiting_limit
 from embedrock.distributed.making import digest_of, make_table
 from embedrock.distributed.payload import Payload, gather, pieces_of, split_by
-from embedrock.distributed.routing import BUCKETS, Ranks, Route
+from embedrock.distributed.routing import Ranks, Route
 from embedrock.distributed.scaling import unscale_together
 from embedrock.distributed.table import ShardPart, ShardTable
 from embedrock.errors import EmbedrockError, MisuseError

@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from embedrock._durable import sync
+from embedrock._ranks import folders_in
 from embedrock.errors import MisuseError, UnsupportedError
 
 __all__ = ["Folder", "folder_of"]
@@ -54,8 +55,7 @@ class Folder:
 
     def holds_store(self) -> bool:
         """Whether it is that of a store, or of the stores of a run of ranks."""
-        of_ranks = self._place.glob("buckets-????-????/superblock")
-        return (self._place / "superblock").is_file() or any(of_ranks)
+        return (self._place / "superblock").is_file() or bool(folders_in(self._place))
 
     def make(self) -> None:
         """Makes the folder, and those above it."""

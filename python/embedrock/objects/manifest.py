@@ -29,7 +29,9 @@ __all__ = [
     "digest_of",
     "json_bytes",
     "manifest_name",
+    "number_in",
     "number_of",
+    "numbered",
     "piece_name",
     "summary_of",
 ]
@@ -50,15 +52,25 @@ def digest_of(content: bytes | bytearray | memoryview) -> str:
 
 def manifest_name(number: int) -> str:
     """The object of a push of this number."""
-    return f"{MANIFESTS}/{number:0{_DIGITS}d}.json"
+    return numbered(MANIFESTS, number)
 
 
 def number_of(name: str) -> int | None:
     """The number of a push, of the name of its object; None for other names."""
-    digits = name.removeprefix(f"{MANIFESTS}/").removesuffix(".json")
+    return number_in(MANIFESTS, name)
+
+
+def numbered(folder: str, number: int) -> str:
+    """The object of a number in a folder: names are in the order of numbers."""
+    return f"{folder}/{number:0{_DIGITS}d}.json"
+
+
+def number_in(folder: str, name: str) -> int | None:
+    """The number of such an object, by its name; None for other names."""
+    digits = name.removeprefix(f"{folder}/").removesuffix(".json")
     if not digits.isascii() or not digits.isdigit():
         return None
-    return int(digits) if manifest_name(int(digits)) == name else None
+    return int(digits) if numbered(folder, int(digits)) == name else None
 
 
 def piece_name(digest: str, push: str) -> str:

@@ -19,13 +19,13 @@ from embedrock._arguments import (
     whole,
     whole_or_none,
 )
+from embedrock._ranks import folders_in
 from embedrock.errors import MisuseError
 from embedrock.objects import history
 from embedrock.objects.pruning import list_pushes, prune_store
 from embedrock.objects.pulling import chosen, pull_push
 from embedrock.objects.pushing import PIECE_BYTES_MAX, PIECE_BYTES_MIN, hold, push_commit
 from embedrock.objects.remote import Remote
-from embedrock.objects.runs.facts import folders_in
 from embedrock.objects.runs.holding import held_run
 from embedrock.objects.runs.manifest import of_a_run
 from embedrock.objects.runs.pruning import list_runs, prune_runs

@@ -13,13 +13,13 @@ import numpy.typing as npt
 from embedrock import _core
 from embedrock._arguments import flag
 from embedrock._arrays import ArrayLike, as_keys
+from embedrock._ranks import BUCKETS
 from embedrock.errors import CorruptError, IoError, MisuseError
 from embedrock.remote.pool import Pool
 from embedrock.remote.wire import Refused, Wire
 
 __all__ = ["Address", "Map", "Nodes", "buckets_of", "shown_address"]
 
-BUCKETS = 1024
 _SLOTS = 16_384
 _SLOT_OF_BUCKET = np.array(
     [binascii.crc_hqx(b"%04d" % bucket, 0) % _SLOTS for bucket in range(BUCKETS)]

@@ -6,21 +6,17 @@ Of a key of other ranks such a store gives the initial row, as of any key that w
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 
+from embedrock._ranks import BUCKETS, RANKS, buckets_in
 from embedrock._warnings import warn
 from embedrock.errors import EmbedrockError, PartWarning
 from embedrock.store.store import Store
 
-__all__ = ["BUCKETS", "RANKS", "known_parts", "part_of", "warn_of_part"]
+__all__ = ["known_parts", "part_of", "warn_of_part"]
 
-RANKS = "ranks"
-"""The byte string of a commit of ranks that says which buckets its store has."""
-BUCKETS = 1024
-_FOLDER = re.compile(r"buckets-\d{4}-\d{4}")
 _READ_MAX = 16 << 20
 """Bytes of a commit's state that are read of a store in a folder of another name."""
 _KNOWN = ContextVar("known", default=False)
@@ -43,7 +39,7 @@ def part_of(store: Store) -> str | None:
     ranks give theirs is read up to 16 MiB: a model's dense part may be long.
     """
     last = store._core.last_commit()
-    is_named = _FOLDER.fullmatch(store.path.name) is not None
+    is_named = buckets_in(store.path.name) is not None
     if last is None or (last["state_bytes"] > _READ_MAX and not is_named):
         return None
     # What is damaged is said by who needs it.

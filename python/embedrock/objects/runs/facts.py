@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from embedrock import _core
+from embedrock._ranks import BUCKETS, buckets_in, folder_name
 from embedrock.errors import CorruptError, MismatchError, UnsupportedError
-from embedrock.remote.nodes import BUCKETS
 
-__all__ = ["Facts", "buckets_of", "facts_of", "folder_name", "folders_in", "lacking"]
+__all__ = ["Facts", "facts_of", "lacking"]
 
-_FOLDER = re.compile(r"buckets-(\d{4})-(\d{4})")
 _FORMAT = 1
 _BEGINS = b'{"format":'
 _TAIL_BYTES = 4 << 20
@@ -45,28 +43,6 @@ class Facts:
         return folder_name(self.first, self.last)
 
 
-def folder_name(first: int, last: int) -> str:
-    """The folder of the store of these buckets."""
-    return f"buckets-{first:04}-{last:04}"
-
-
-def buckets_of(folder: str) -> tuple[int, int] | None:
-    """First and last bucket of a store, by the name of its folder; None for other names."""
-    match = _FOLDER.fullmatch(folder)
-    return (int(match[1]), int(match[2])) if match else None
-
-
-def folders_in(path: Path) -> dict[str, Path]:
-    """The stores of ranks in a folder, by the names of theirs, in the order of buckets."""
-    there = path.iterdir() if path.is_dir() else ()
-    found = {
-        child.name: child
-        for child in there
-        if buckets_of(child.name) is not None and (child / "superblock").is_file()
-    }
-    return dict(sorted(found.items()))
-
-
 def lacking(folders: Iterable[str]) -> list[str]:
     """The buckets, such as ``"512-1023"``, that none of these stores has.
 
@@ -74,7 +50,7 @@ def lacking(folders: Iterable[str]) -> list[str]:
     """
     missing, behind, before = [], 0, ""
     for folder in sorted(folders):
-        first, last = buckets_of(folder) or (0, -1)
+        first, last = buckets_in(folder) or (0, -1)
         if first < behind:
             raise MismatchError(f"{before} and {folder} have buckets in common: keep one of them")
         if first > behind:

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embedrock import _core
+from embedrock._ranks import UNFINISHED_RESHARD, folders_in
 from embedrock.errors import MismatchError, MisuseError, NotFoundError
-from embedrock.objects.runs.facts import Facts, facts_of, folders_in, lacking
+from embedrock.objects.runs.facts import Facts, facts_of, lacking
 
 __all__ = ["HeldStore", "held_run"]
 
 _TRIES = 20
 """One is enough unless a rank commits between two holds, and another one before the next step."""
 _MARKS = {
-    "unfinished-reshard": "embedrock reshard into it goes on, or was cut off; call it again",
+    UNFINISHED_RESHARD: "embedrock reshard into it goes on, or was cut off; call it again",
     "unfinished-pull": "embedrock pull into it goes on, or was cut off; call it again",
 }
 

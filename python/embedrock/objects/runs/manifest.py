@@ -12,7 +12,7 @@ from typing import Any
 
 from embedrock.errors import CorruptError, NotFoundError, UnsupportedError
 from embedrock.objects import history
-from embedrock.objects.manifest import WAY_OUT, digest_of, json_bytes
+from embedrock.objects.manifest import WAY_OUT, digest_of, json_bytes, number_in, numbered
 from embedrock.objects.remote import Found, Remote
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
 
 RUNS, PARTS = "runs", "parts"
 _VERSION = 1
-_DIGITS = 10
 
 
 @dataclass(frozen=True)
@@ -89,15 +88,12 @@ class RunManifest:
 
 def run_name(number: int) -> str:
     """The object of a push of a run of this number."""
-    return f"{RUNS}/{number:0{_DIGITS}d}.json"
+    return numbered(RUNS, number)
 
 
 def run_number(name: str) -> int | None:
     """The number of a push of a run, of the name of its object; None for other names."""
-    digits = name.removeprefix(f"{RUNS}/").removesuffix(".json")
-    if not digits.isascii() or not digits.isdigit():
-        return None
-    return int(digits) if run_name(int(digits)) == name else None
+    return number_in(RUNS, name)
 
 
 def run_numbers(remote: Remote) -> list[Found]:

@@ -15,12 +15,12 @@ from typing import IO, Any
 
 from embedrock._arguments import Progress, shown
 from embedrock._durable import sync
+from embedrock._ranks import buckets_in, commit_manifest_name, folders_in, manifest_content
 from embedrock.errors import CorruptError, LockedError, MisuseError, NotFoundError
 from embedrock.objects import history
 from embedrock.objects.manifest import manifest_name
 from embedrock.objects.pulling import LISTED, UNFINISHED, file_errors, pull_push, take
 from embedrock.objects.remote import Remote
-from embedrock.objects.runs.facts import buckets_of, folders_in
 from embedrock.objects.runs.manifest import (
     RunManifest,
     StorePush,
@@ -231,15 +231,13 @@ def _phases(
 
 def _write_manifest(folder: Path, manifest: RunManifest) -> None:
     """That of the commit, as its ranks had it (``docs/formats/ranks.md``)."""
-    runs = [buckets_of(store.folder) or (0, 0) for store in manifest.stores]
-    facts = {
-        "format": 1,
-        "run": manifest.run,
-        "step": manifest.step,
-        "token": manifest.token,
-        "world": manifest.world,
-        "buckets": [f"{first}-{last}" for first, last in runs],
-        "tables": manifest.tables,
-    }
-    with atomic(folder / f"manifest-{manifest.step:012}.json") as file:
-        file.write(json.dumps(facts, indent=1).encode() + b"\n", 0)
+    runs = [buckets_in(store.folder) or (0, 0) for store in manifest.stores]
+    content = manifest_content(
+        manifest.run,
+        manifest.step,
+        manifest.token,
+        [f"{first}-{last}" for first, last in runs],
+        manifest.tables,
+    )
+    with atomic(folder / commit_manifest_name(manifest.step)) as file:
+        file.write(content, 0)
