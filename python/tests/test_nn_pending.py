@@ -44,14 +44,23 @@ def test_backward_leaves_the_gradient_in_the_exposed_rows(module: Any) -> None:
     assert rows.grad.tolist() == [[2.0] * DIM, [1.0] * DIM]
 
 
-def test_eval_and_no_grad_keep_nothing(module: Any) -> None:
+@pytest.mark.parametrize("training", [True, False])
+def test_without_gradients_nothing_is_kept(module: Any, training: bool) -> None:
+    module.train(training)
     with torch.no_grad():
         assert not module(ids(1)).requires_grad
     with torch.inference_mode():
         module(ids(1))
-    module.eval()
-    assert not module(ids(1)).requires_grad
+        with torch.enable_grad():  # which an inference mode has no graph for
+            assert not module(ids(1)).requires_grad
     assert list(module.parameters()) == []
+
+
+def test_eval_exposes_rows_as_training_does(module: Any) -> None:
+    # eval() alone stopped their training, without a word, where torch goes on.
+    module.eval()
+    output = module(ids(7, 8, 7))
+    assert output.requires_grad and [len(rows) for rows in module.parameters()] == [2]
 
 
 def test_frozen_module_keeps_nothing_until_it_is_thawed(module: Any) -> None:

@@ -51,15 +51,17 @@ class TableArguments:
 class RowsModule(nn.Module):  # type: ignore[misc]
     """The base of ``Embedding``, ``EmbeddingBag`` and ``EmbeddingBagCollection``.
 
-    **Parameters.** ``parameters()`` lists one tensor per table from a training forward to the
-    optimizer's ``step`` or ``zero_grad``: the rows ``(U, embedding_dim)`` float32 of the U distinct
-    keys that were read, and after ``backward`` their gradient. At other times it lists nothing.
-    ``clip_grad_norm_(model.parameters(), ...)`` and ``GradScaler`` work as with torch's modules; a
-    list of parameters that was made before the forward has no rows in it.
+    **Parameters.** ``parameters()`` lists one tensor per table from a forward under gradients to
+    the optimizer's ``step`` or ``zero_grad``: the rows ``(U, embedding_dim)`` float32 of the U
+    distinct keys that were read, and after ``backward`` their gradient. At other times it lists
+    nothing. ``clip_grad_norm_(model.parameters(), ...)`` and ``GradScaler`` work as with torch's
+    modules; a list of parameters that was made before the forward has no rows in it.
 
-    **Modes.** A forward exposes rows when the module is in training mode, gradients are enabled and
-    it is not frozen. After ``eval()`` and under ``torch.no_grad()`` the output does not require a
-    gradient and nothing is kept.
+    **Modes.** As in torch, gradients decide and ``train()`` and ``eval()`` change nothing here: a
+    forward exposes rows when gradients are enabled and the module is not frozen. Under
+    ``torch.no_grad()`` and ``torch.inference_mode()`` the output requires no gradient and nothing
+    is kept. A forward under gradients whose output nobody uses keeps a copy of its rows until the
+    next one, and one whose output is kept as long as the output is.
 
     **Freezing.** ``requires_grad_(False)`` on the module, or on any model that holds it, freezes
     its tables for forwards through it until ``requires_grad_(True)``, whether rows wait or not.
@@ -204,7 +206,7 @@ class RowsModule(nn.Module):  # type: ignore[misc]
     def _records(self) -> bool:
         """Whether a forward made now exposes its rows to an optimizer."""
         self._refuse_graph()
-        if not (self.training and torch.is_grad_enabled()) or self._frozen:
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled() or self._frozen:
             return False
         self._refuse_data_parallel()
         return True

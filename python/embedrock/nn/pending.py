@@ -14,13 +14,17 @@ their gradients. It never talks to the engine. What always holds:
   first forward takes the dense parameters alone.
 * It requires a gradient as long as one of the modules that list it is not frozen. Where someone
   has set it otherwise by hand, that ends with the rows.
+* Threads may run forwards of one table at once: what is shared changes under a lock. Serving
+  programs do, and nothing obliges them to disable gradients.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +43,21 @@ if TYPE_CHECKING:
 __all__ = ["PendingRows", "Visit", "pending_rows"]
 
 Keys = npt.NDArray[np.int64]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _locked(
+    method: Callable[Concatenate[PendingRows, P], R],
+) -> Callable[Concatenate[PendingRows, P], R]:
+    """The method with the lock of its rows held."""
+
+    @functools.wraps(method)
+    def called(self: PendingRows, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return called
 
 
 class Visit:
@@ -78,6 +97,8 @@ class PendingRows:
     def __init__(self, table: RowTable) -> None:
         """Starts with no rows."""
         self.table = table
+        self._lock = threading.RLock()
+        """Guards all that follows; nothing else is locked or waited for while it is held."""
         self.parameter = nn.Parameter(torch.empty(0, table.embedding_dim, dtype=torch.float32))
         setattr(self.parameter, WAITING, table.name)
         self.has_optimizer = False
@@ -95,6 +116,7 @@ class PendingRows:
         exposed: Tensor = _Expose.apply(self.parameter, visit.rows, self, visit)
         return exposed
 
+    @_locked
     def add(self, visit: Visit) -> None:
         """Takes the visit's rows among those that wait; their gradient goes to :meth:`receive`."""
         self._forget_gone()
@@ -109,6 +131,7 @@ class PendingRows:
             )
         self._place(visit)
 
+    @_locked
     def receive(self, visit: Visit, gradient: Tensor) -> None:
         """Adds the gradient ``(U, D)`` of a visit's rows.
 
@@ -140,6 +163,7 @@ class PendingRows:
         merged.index_add_(0, where.to(gradient.device), gradient)
         self.parameter.grad = merged
 
+    @_locked
     def gradient(self) -> tuple[Keys, Tensor] | None:
         """Distinct keys ``(U,)`` and their merged gradient ``(U, D)``; None when nothing waits.
 
@@ -159,11 +183,13 @@ class PendingRows:
         where = np.flatnonzero(taken)
         return self._keys[where], gradient[torch.from_numpy(where).to(gradient.device)]
 
+    @_locked
     def follow_modules(self) -> None:
         """Lets the parameter require a gradient unless all modules that list it are frozen."""
         frozen = [module._frozen for module in self._shown]
         self.parameter.requires_grad_(not frozen or not all(frozen))
 
+    @_locked
     def drop(self) -> None:
         """Forgets rows and gradients; a backward that is still to come exposes its rows anew."""
         if self._is_frozen_by_hand():

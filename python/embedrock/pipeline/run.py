@@ -71,7 +71,7 @@ class RunCounts:
     forwards_ahead: int = 0
     """Look-ups of a table that took rows read ahead."""
     forwards_direct: int = 0
-    """Look-ups in training that read for themselves."""
+    """Look-ups under gradients that read for themselves."""
     waited_for_rows_s: float = 0.0
     """Seconds in which forwards waited for rows."""
 
@@ -108,6 +108,8 @@ class Run(Listener):
         """The pass over the loader."""
         self._read_ahead = read_ahead
         self._pid = os.getpid()
+        self._thread = threading.get_ident()
+        """The one that computes: it has asked for the batch at hand."""
         self._permits = _core.Permits(bound)
         self._lock = threading.Lock()
         """Guards batches and what they note of rows; never held while reading or waiting."""
@@ -133,6 +135,7 @@ class Run(Listener):
         Errors: ``StopIteration`` behind the last one, when all updates are applied; what drawing
         this batch, or a stage, has raised.
         """
+        self._thread = threading.get_ident()
         self._end_batch()
         for ahead in self._fill():
             self._reading.put(ahead)
@@ -200,10 +203,12 @@ class Run(Listener):
 
     def take(self, table: RowTable, ids: Ids) -> tuple[Ids, Ids, Tensor] | None:
         """Distinct ids, each id's place among them, and their rows ``(U, D)``, where they were read
-        ahead for the batch at hand; None where not.
+        ahead for the batch at hand; None where not, and on another thread than the loop's.
 
         Blocking: waits until the rows are there.
         """
+        if self._thread != threading.get_ident():
+            return None  # a model that is served beside the loop, say
         found = None if self.current is None else self.current.by_name.get(table.name)
         if self.current is None or found is None:
             self.counts.forwards_direct += 1

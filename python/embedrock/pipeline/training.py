@@ -41,8 +41,9 @@ class Pipeline(Generic[B]):
     always meet the newest rows.
 
     **Order.** Steps are applied in the order in which they are made. Every verb of the store and
-    every forward that is not of the batch at hand (validation) waits for them first, and so does
-    ``embedrock.save``: a commit has all batches up to the one at hand and none behind it.
+    every forward that is not of the batch at hand waits for them first, and so do forwards under
+    ``torch.no_grad()`` (validation) and ``embedrock.save``: a commit has all batches up to the one
+    at hand and none behind it.
 
     **Errors.** What a step raises while it is applied (``NonFiniteError``, ``FullError``) is raised
     by the next step, batch or verb; that step has changed no row, and none after it is applied.
