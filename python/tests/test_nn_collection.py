@@ -117,7 +117,7 @@ def test_table_without_feature_names_serves_the_feature_of_its_name(store: embed
         (lambda batch: batch.pop("country"), r"\['country'\] are missing"),
         (lambda batch: batch.update(age=torch.zeros(3, 1).long()), r"\['age'\] are unknown"),
         (lambda batch: batch.update(country=torch.zeros(3).long()), "'country' has 1 dimensions"),
-        (lambda batch: batch.update(country=torch.zeros(3, 1)), "country is torch.float32"),
+        (lambda batch: batch.update(country=torch.zeros(3, 1)), "'country' is torch.float32"),
         (lambda batch: batch.update(clicked=(1,)), "'clicked' has 1 parts"),
     ],
 )

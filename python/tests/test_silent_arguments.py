@@ -262,8 +262,8 @@ class TestNumbers:
     [
         (torch.tensor([0.0, 1.5]), "offsets of torch.float32 .*expected a tensor"),
         ([0, 1], "offsets that are a list"),
-        (torch.tensor([1, 2]), "offsets that do not begin at 0"),
-        (torch.tensor([0, 9]), "offsets that do not begin at 0 or end beyond its 3 ids"),
+        (torch.tensor([1, 2]), "offsets that begin with 1, expected where bags begin, rising fr"),
+        (torch.tensor([0, 9]), "offsets that end with 9, expected .* at most 3, the number of its"),
     ],
 )
 def test_bags_begin_where_offsets_say_or_are_refused(

@@ -17,8 +17,9 @@ from embedrock._rows import RowStore, RowTable
 from embedrock.errors import MisuseError
 from embedrock.initializers import InitializerLike
 from embedrock.nn import keyed
-from embedrock.nn.embedding import Rounding, Storage, check_bags, check_mode, pool_bags
-from embedrock.nn.fetch import Ask, Found, expose, host_ids, read, uncompiled
+from embedrock.nn.bags import Bag, InBags, check_bags, check_mode, in_bags, pool_bags
+from embedrock.nn.embedding import Rounding, Storage
+from embedrock.nn.fetch import Ask, Found, expose, read, uncompiled
 from embedrock.nn.module import RowsModule, TableArguments, open_padding_row
 from embedrock.nn.pool import Bags, Part, bags_of, pool
 from embedrock.optimizers import OptimizerLike
@@ -27,7 +28,6 @@ __all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "Jagged"]
 
 Jagged: TypeAlias = Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
 """One feature of a batch: ``(B, N)`` ids, or ``(values, offsets)``, or these and weights."""
-_Bag: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None]
 _JOINED = ""
 """Instead of the name of a feature: all of them in one tensor."""
 
@@ -73,7 +73,8 @@ class EmbeddingBagCollection(RowsModule):
     Args:
         tables: The tables and their features.
         store: The open store, or one of a server (``embedrock.connect``).
-        include_last_offset: Offsets have ``B + 1`` entries, the last one the number of values.
+        include_last_offset: Offsets have ``B + 1`` entries, the last one where the last bag ends;
+            values behind it are left out.
         concatenate: Return one tensor instead of a dict.
         is_weighted: Of a ``KeyedJaggedTensor``, use the weights, which it must have then.
         device: Where outputs go.
@@ -88,7 +89,8 @@ class EmbeddingBagCollection(RowsModule):
     To trace a model by ``torch.fx``, make the class a leaf:
     ``torchrec.fx.Tracer(leaf_modules=["EmbeddingBagCollection"])``.
 
-    Errors: ``MisuseError`` for features that are missing or unknown; ``UnsupportedError`` for a
+    Errors: ``MisuseError`` for features that are missing or unknown, and for offsets that do not
+    rise from 0 to at most the number of values; ``UnsupportedError`` for a
     ``KeyedJaggedTensor`` of variable stride or with inverse indices; otherwise as for
     ``Embedding``.
 
@@ -182,31 +184,33 @@ class EmbeddingBagCollection(RowsModule):
 
     def keys_of(self, features: Any) -> dict[RowTable, npt.NDArray[np.int64]]:
         """The keys that a forward with these features reads, ``(N,)`` by table, for look-ahead."""
-        asks, _ = self._asks(self._bags(self._plain(features)))
+        plain, last = self._plain(features)
+        asks, _ = self._asks(self._in_bags(self._bags(plain), last))
         return {self._pending[ask.slot].table: ask.ids for ask in asks}
 
     def forward(self, features: Any) -> Any:
         """One row per bag and feature: of a dict a dict, or a tensor with ``concatenate``; of a
         ``KeyedJaggedTensor`` a ``KeyedTensor``."""
+        plain, last = self._plain(features)
         if not keyed.is_keyed(features):
-            return self._rows(features, self.concatenate)
-        rows = self._rows(self._plain(features), True)
+            return self._rows(plain, last, self.concatenate)
+        rows = self._rows(plain, last, True)
         dims = [config.embedding_dim for _, config, _ in self._lookups for _ in _features(config)]
         return keyed.answer(features, self.output_names, dims, rows)
 
-    def _plain(self, features: Any) -> Any:
-        """Features as a dict, also those of a ``KeyedJaggedTensor``."""
+    def _plain(self, features: Any) -> tuple[Any, bool]:
+        """Features as a dict, also those of a ``KeyedJaggedTensor``, and whether offsets have the
+        end of the last bag."""
         if not keyed.is_keyed(features):
-            return features
-        names, weighted = self.feature_names, self._is_weighted
-        return keyed.bags_of(features, names, weighted=weighted, last=self.include_last_offset)
+            return features, self.include_last_offset
+        return keyed.bags_of(features, self.feature_names, weighted=self._is_weighted), True
 
-    def _rows(self, features: Any, concatenate: bool) -> Any:
+    def _rows(self, features: Any, last: bool, concatenate: bool) -> Any:
         bags = self._bags(features)
         output: dict[str, Tensor]
-        output, left = uncompiled(EmbeddingBagCollection._look_up)(self, bags, concatenate)
-        for name, feature, mode, found, places in left:
-            output[name] = self._pool(feature, mode, found, places, bags[feature])
+        output, left = uncompiled(EmbeddingBagCollection._look_up)(self, bags, last, concatenate)
+        for name, feature, mode, found, places, bag in left:
+            output[name] = self._pool(feature, mode, found, places, bag)
         joined = output.pop(_JOINED, None)
         if joined is not None:
             return joined.to(self.output_dtype)
@@ -214,10 +218,11 @@ class EmbeddingBagCollection(RowsModule):
         return torch.cat(list(by_name.values()), dim=1) if concatenate else by_name
 
     def _look_up(
-        self, bags: Mapping[str, _Bag], concatenate: bool
-    ) -> tuple[dict[str, Tensor], list[tuple[str, str, str, Found, Tensor]]]:
+        self, given: Mapping[str, Bag], last: bool, concatenate: bool
+    ) -> tuple[dict[str, Tensor], list[tuple[str, str, str, Found, Tensor, Bag]]]:
         """What is pooled at once, by output or joined, and what torch is to pool one by one:
-        output, feature, mode, rows and places."""
+        output, feature, mode, rows, places and bags."""
+        bags = self._in_bags(given, last)
         asks, lengths = self._asks(bags)
         parts = read(self, asks)
         groups: dict[tuple[int, int], list[tuple[int, str, Bags]]] = {}
@@ -241,7 +246,7 @@ class EmbeddingBagCollection(RowsModule):
             places = found.inverse.split(lengths[i])
             outputs = zip(self._outputs(config), _features(config), places, strict=True)
             for name, feature, some in outputs:
-                left.append((name, feature, config.mode, found, some))
+                left.append((name, feature, config.mode, found, some, bags[feature].bag))
         return output, left
 
     def _outputs(self, config: EmbeddingBagConfig) -> list[str]:
@@ -251,27 +256,31 @@ class EmbeddingBagCollection(RowsModule):
         ]
 
     def _bags_at_once(
-        self, config: EmbeddingBagConfig, part: Part, bags: Mapping[str, _Bag]
+        self, config: EmbeddingBagConfig, part: Part, bags: Mapping[str, InBags]
     ) -> Bags | None:
         """The bags of a table's only feature, where they can be pooled with those of others."""
         if self.device.type != "cpu" or len(_features(config)) != 1 or part.padding is not None:
             return None
         if part.visit is not None and not part.trains:
             return None  # it was frozen by hand: its output requires no gradient
-        ids, offsets, weights = bags[_features(config)[0]]
-        last = self.include_last_offset and offsets is not None
-        return bags_of(ids, offsets, weights, config.mode, last)
+        bag, _, begins = bags[_features(config)[0]]
+        return bags_of(bag.ids, begins, bag.weights, config.mode)
 
     def extra_repr(self) -> str:
         """What ``print`` shows of the module."""
         return ",\n".join(str(config) for _, config, _ in self._lookups)
 
-    def _asks(self, bags: Mapping[str, _Bag]) -> tuple[list[Ask], list[list[int]]]:
+    def _in_bags(self, bags: Mapping[str, Bag], last: bool) -> dict[str, InBags]:
+        """The bags with their offsets checked, and their ids on the host."""
+        named = {f"feature {name!r}": bag for name, bag in bags.items()}
+        found = in_bags(named, last)
+        return dict(zip(bags, found.values(), strict=True))
+
+    def _asks(self, bags: Mapping[str, InBags]) -> tuple[list[Ask], list[list[int]]]:
         """What is read from each table, and how many ids of it belong to each of its features."""
-        flat = dict(zip(bags, host_ids({name: bag[0] for name, bag in bags.items()}), strict=True))
         asks, lengths = [], []
         for slot, config, padding in self._lookups:
-            ids = [flat[name] for name in _features(config)]
+            ids = [bags[name].flat for name in _features(config)]
             asks.append(Ask(slot, ids[0] if len(ids) == 1 else np.concatenate(ids), padding))
             lengths.append([len(some) for some in ids])
         return asks, lengths
@@ -282,23 +291,19 @@ class EmbeddingBagCollection(RowsModule):
         mode: str,
         found: Found,
         places: Tensor,
-        bag: _Bag,
+        bag: Bag,
     ) -> Tensor:
-        ids, offsets, weights = bag
-        output = pool_bags(
+        return pool_bags(
             f"feature {name!r}",
-            places.view(ids.shape),
+            places.view(bag.ids.shape),
             found.rows,
-            offsets,
-            weights,
+            bag,
             mode=mode,
-            include_last_offset=self.include_last_offset and offsets is not None,
             padding_idx=found.padding,
         )
-        return output
 
-    def _bags(self, features: Mapping[str, Jagged]) -> dict[str, _Bag]:
-        """Every feature as (ids, offsets, weights), checked."""
+    def _bags(self, features: Mapping[str, Jagged]) -> dict[str, Bag]:
+        """Every feature as (ids, offsets, weights) of the right shapes."""
         if not isinstance(features, Mapping):
             raise MisuseError(f"features is {shown(features)}, expected a dict of feature to bags")
         names = self.feature_names
@@ -324,7 +329,7 @@ class EmbeddingBagCollection(RowsModule):
                     )
                 ids, offsets, weights = (*parts, None)[:3]
                 check_bags(f"feature {name!r}", ids, offsets, weights, config.mode)
-                bags[name] = (ids, offsets, weights)
+                bags[name] = Bag(ids, offsets, weights)
         return bags
 
 

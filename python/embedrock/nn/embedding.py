@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from embedrock._arguments import choice, flag, shown
+from embedrock._arguments import flag, shown
 from embedrock._rows import RowStore, RowTable
-from embedrock.errors import MisuseError, UnsupportedError
+from embedrock.errors import UnsupportedError
 from embedrock.initializers import InitializerLike
 from embedrock.nn import ranking
+from embedrock.nn.bags import Bag, check_bags, check_mode, in_bags, pool_bags
 from embedrock.nn.fetch import Ask, Found, expose, fetch, host_ids, read, uncompiled
 from embedrock.nn.module import RowsModule, TableArguments, open_padding_row, output_dtype
 from embedrock.nn.pool import bags_of, gather, pool
@@ -22,7 +23,6 @@ from embedrock.optimizers import OptimizerLike
 
 __all__ = ["Embedding", "EmbeddingBag"]
 
-_MODES = ("sum", "mean", "max")
 Rounding: TypeAlias = Literal["stochastic", "nearest"]
 Storage: TypeAlias = Literal["log", "lsm", "pmem"]
 
@@ -121,14 +121,13 @@ class _OneTable(RowsModule):
         """
         return ranking.topk(self, queries, k, exclude, ids, block)
 
-    def _ask(self, ids: Tensor) -> Ask:
-        self._refuse_graph()
-        (flat,) = host_ids({"input": ids})
+    def _ask(self, flat: npt.NDArray[np.int64]) -> Ask:
         return Ask("rows", flat, self.padding_idx)
 
     def _rows(self, ids: Tensor) -> tuple[Found, Tensor]:
         """The distinct rows, and their places in the shape of the ids."""
-        (found,) = fetch(self, [self._ask(ids)])
+        self._refuse_graph()
+        (found,) = fetch(self, [self._ask(*host_ids({"input": ids}))])
         return found, found.inverse.view(ids.shape)
 
 
@@ -248,7 +247,8 @@ class Embedding(_OneTable):
         return output.to(self.output_dtype)
 
     def _gather(self, input: Tensor) -> Tensor:
-        (part,) = read(self, [self._ask(input)])
+        self._refuse_graph()
+        (part,) = read(self, [self._ask(*host_ids({"input": input}))])
         return gather(part, input.shape)
 
     def extra_repr(self) -> str:
@@ -264,9 +264,11 @@ class EmbeddingBag(_OneTable):
 
     Shapes: ``input (B, N)``, or ``input (N,), offsets (B,)`` (``(B + 1,)`` with
     ``include_last_offset``), ``per_sample_weights`` of the shape of ``input`` with ``mode="sum"``
-    ``-> (B, embedding_dim)``. Empty bags give zeros.
+    ``-> (B, embedding_dim)``. Empty bags give zeros. With ``include_last_offset`` the last offset
+    is where the last bag ends, and ids behind it are left out.
 
-    Errors, Blocking, Durability: as for :class:`Embedding`. ``max_norm`` is refused.
+    Errors, Blocking, Durability: as for :class:`Embedding`. ``max_norm`` is refused, and so are
+    offsets that do not rise from 0 to at most the number of ids (``MisuseError``).
 
     >>> import torch
     >>> bag = embedrock.nn.EmbeddingBag(None, 4, mode="sum", store=store, name="words")
@@ -337,7 +339,8 @@ class EmbeddingBag(_OneTable):
     ) -> dict[RowTable, npt.NDArray[np.int64]]:
         """The keys that a forward with these bags reads, ``(N,)`` by table, for look-ahead."""
         check_bags("input", input, offsets, per_sample_weights, self.mode)
-        return {self.table: host_ids({"input": input})[0]}
+        bag = Bag(input, offsets, per_sample_weights)
+        return {self.table: in_bags({"input": bag}, self.include_last_offset)["input"].flat}
 
     def forward(
         self,
@@ -347,129 +350,39 @@ class EmbeddingBag(_OneTable):
     ) -> Tensor:
         """One row per bag: ``(B, embedding_dim)``."""
         check_bags("input", input, offsets, per_sample_weights, self.mode)
-        looked_up: Tensor | tuple[Found, Tensor]
-        looked_up = uncompiled(EmbeddingBag._look_up)(self, input, offsets, per_sample_weights)
+        given = Bag(input, offsets, per_sample_weights)
+        looked_up: Tensor | tuple[Found, Tensor, Bag]
+        looked_up = uncompiled(EmbeddingBag._look_up)(self, given)
         if isinstance(looked_up, Tensor):
             return looked_up.to(self.output_dtype)
-        found, places = looked_up
+        found, places, bag = looked_up
         output = pool_bags(
             "input",
             places,
             found.rows,
-            offsets,
-            per_sample_weights,
+            bag,
             scale_grad_by_freq=self.scale_grad_by_freq,
             mode=self.mode,
-            include_last_offset=self.include_last_offset,
             padding_idx=found.padding,
         )
         return output.to(self.output_dtype)
 
-    def _look_up(
-        self, input: Tensor, offsets: Tensor | None, weights: Tensor | None
-    ) -> Tensor | tuple[Found, Tensor]:
-        """The output, or what torch makes it from: rows, and their places in the ids' shape."""
+    def _look_up(self, given: Bag) -> Tensor | tuple[Found, Tensor, Bag]:
+        """The output, or what torch makes it from: rows, their places in the ids' shape, bags."""
+        self._refuse_graph()
+        bag, flat, begins = in_bags({"input": given}, self.include_last_offset)["input"]
         bags = None
         if self.device.type == "cpu" and not self.scale_grad_by_freq:
-            last = self.include_last_offset and offsets is not None
-            bags = bags_of(input, offsets, weights, self.mode, last)
-        (part,) = read(self, [self._ask(input)])
+            bags = bags_of(bag.ids, begins, bag.weights, self.mode)
+        (part,) = read(self, [self._ask(flat)])
         if bags is not None and part.padding is None:
             return pool([part], [bags], joined=True)[0]
         (found,) = expose(self, [part])
-        return found, found.inverse.view(input.shape)
+        return found, found.inverse.view(bag.ids.shape), bag
 
     def extra_repr(self) -> str:
         """What ``print`` shows of the module."""
         return f"{_describe(self.table, self.padding_idx)}, mode={self.mode!r}"
-
-
-def check_mode(mode: str) -> None:
-    """Refuses a mode that torch does not have."""
-    choice("mode", mode, _MODES)
-
-
-def check_bags(
-    name: str, ids: Tensor, offsets: Tensor | None, weights: Tensor | None, mode: str
-) -> None:
-    """Refuses bags of the wrong shape before anything is read."""
-    if not _is_plain(ids) or ids.dim() not in (1, 2):
-        shape = tuple(ids.shape) if _is_plain(ids) else shown(ids)
-        raise MisuseError(f"{name} is {shape}, expected a plain tensor of one or two dimensions")
-    if offsets is not None and not (
-        _is_plain(offsets) and offsets.dim() == 1 and offsets.dtype in _OFFSETS
-    ):
-        raise MisuseError(f"{name} has offsets {_told(offsets)}, expected a tensor (B,) of int64")
-    if weights is not None and not (_is_plain(weights) and weights.is_floating_point()):
-        raise MisuseError(
-            f"{name} has per_sample_weights {_told(weights)}, expected a tensor of floats"
-        )
-    if (ids.dim() == 1) != (offsets is not None):
-        raise MisuseError(
-            f"{name} has {ids.dim()} dimensions and offsets "
-            f"{'missing' if offsets is None else 'given'}; one dimension needs offsets, two "
-            f"dimensions are bags of equal length without them"
-        )
-    if weights is not None and mode != "sum":
-        raise MisuseError(f"{name} has per_sample_weights with mode={mode!r}, expected mode='sum'")
-    if weights is not None and weights.shape != ids.shape:
-        raise MisuseError(
-            f"{name} has per_sample_weights of shape {tuple(weights.shape)}, expected "
-            f"{tuple(ids.shape)}: one for each id"
-        )
-
-
-def pool_bags(
-    name: str,
-    places: Tensor,
-    rows: Tensor,
-    offsets: Tensor | None,
-    weights: Tensor | None,
-    **options: Any,
-) -> Tensor:
-    """``embedding_bag`` of torch over rows on their device.
-
-    Errors: ``MisuseError`` for offsets and weights that it cannot use.
-    """
-    try:
-        return F.embedding_bag(
-            places,
-            rows,
-            None if offsets is None else offsets.to(rows.device, torch.int64),
-            per_sample_weights=None if weights is None else weights.float(),
-            **options,
-        )
-    except (AssertionError, RuntimeError) as error:
-        wrong = _wrong_bags(offsets, weights, places.numel())
-        if wrong is None:
-            raise
-        raise MisuseError(f"{name} has {wrong}") from error
-
-
-def _wrong_bags(offsets: Tensor | None, weights: Tensor | None, ids: int) -> str | None:
-    """What is wrong with bags that torch did not pool; None where it is something else."""
-    try:
-        begins = [] if offsets is None else offsets.tolist()
-        if weights is not None:
-            weights.tolist()
-    except (AssertionError, RuntimeError, TypeError) as error:
-        return f"offsets or per_sample_weights without values to read: {error}"
-    if offsets is None or (begins and begins[0] == 0 and 0 <= min(begins) <= max(begins) <= ids):
-        return None
-    return f"offsets that do not begin at 0 or end beyond its {ids} ids; expected where bags begin"
-
-
-def _is_plain(given: Any) -> bool:
-    return isinstance(given, Tensor) and given.layout == torch.strided and not given.is_nested
-
-
-_OFFSETS = (torch.int64, torch.int32)
-
-
-def _told(given: Any) -> str:
-    if _is_plain(given):
-        return f"of {given.dtype} and shape {tuple(given.shape)}"
-    return f"that are {shown(given)}"
 
 
 def _refuse_scaling(store: RowStore, name: str, scale: bool) -> None:

@@ -186,7 +186,9 @@ def host_ids(inputs: Mapping[str, Tensor]) -> list[npt.NDArray[np.int64]]:
     """
     for name, ids in inputs.items():
         if not isinstance(ids, Tensor):
-            raise MisuseError(f"{name} is {shown(ids)}, expected an int64 or int32 tensor")
+            # A list becomes int64, and an array keeps its memory.
+            way = "; torch.as_tensor(input) makes one" if _is_array(ids) else ""
+            raise MisuseError(f"{name} is {shown(ids)}, expected an int64 or int32 tensor{way}")
         if ids.dtype not in _ID_DTYPES:
             raise MisuseError(f"{name} is {ids.dtype}, expected torch.int64 or torch.int32")
         if ids.layout != torch.strided or ids.is_nested or ids.is_meta:
@@ -200,6 +202,10 @@ def host_ids(inputs: Mapping[str, Tensor]) -> list[npt.NDArray[np.int64]]:
         if all(type(ids) is Tensor for ids in inputs.values()):
             raise
         raise MisuseError(f"{', '.join(inputs)}: a tensor without data to read: {error}") from error
+
+
+def _is_array(given: object) -> bool:
+    return isinstance(given, (np.ndarray, list, tuple)) or hasattr(given, "__array__")
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[npt.NDArray[np.float32]]:

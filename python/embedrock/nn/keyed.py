@@ -26,11 +26,11 @@ def is_keyed(features: Any) -> bool:
 
 
 def bags_of(
-    features: Any, names: Sequence[str], *, weighted: bool, last: bool
+    features: Any, names: Sequence[str], *, weighted: bool
 ) -> dict[str, tuple[Tensor, ...]]:
     """The features that have these names as ``(values, offsets)``, and weights with ``weighted``.
 
-    Offsets end with the number of values with ``last``. Other features are left out.
+    Offsets ``(B + 1,)`` have the end of the last bag, too. Other features are left out.
 
     Errors: ``UnsupportedError`` for batches of a variable number of bags, and for those that keep
     equal samples once; ``MisuseError`` for features that are missing.
@@ -53,8 +53,7 @@ def bags_of(
     found: dict[str, tuple[Tensor, ...]] = {}
     for name in names:
         jagged = there[name]
-        offsets = jagged.offsets()
-        bag: tuple[Tensor, ...] = (jagged.values(), offsets if last else offsets[:-1])
+        bag: tuple[Tensor, ...] = (jagged.values(), jagged.offsets())
         if weighted:
             weights = jagged.weights_or_none()
             if weights is None:

@@ -62,26 +62,21 @@ class Bags(NamedTuple):
     """(B,) otherwise: the place of each bag's first id; the last one ends with the ids."""
 
 
-def bags_of(
-    ids: Tensor, offsets: Tensor | None, weights: Tensor | None, mode: str, include_last: bool
-) -> Bags | None:
-    """The bags of a feature, where :func:`pool` can pool them; None where torch has to."""
+def bags_of(ids: Tensor, begins: Places | None, weights: Tensor | None, mode: str) -> Bags | None:
+    """The bags of a feature, where :func:`pool` can pool them; None where torch has to.
+
+    ``begins`` rise from 0 to at most the number of ids, of which the last bag has what is left.
+    """
     if weights is not None or mode == "max" or ids.device.type != "cpu":
         return None
-    if offsets is None:
+    if begins is None:
         count, each = ids.shape
         one = each == 1 or (each > 0 and mode == "sum")
         return Bags(count, each, None) if count and one else None
-    if offsets.device.type != "cpu" or not len(offsets):
-        return None
-    begins: Places = offsets.detach().numpy().astype(np.int64, copy=False)
-    if begins[0] != 0 or (include_last and begins[-1] != len(ids)) or begins[-1] > len(ids):
-        return None
-    begins = begins[:-1] if include_last else begins
     count = len(begins)
-    lengths = np.diff(begins, append=len(ids))
-    if not count or lengths.min() < 0:
+    if not count:
         return None
+    lengths = np.diff(begins, append=len(ids))
     if lengths.max() == lengths.min() == 1:
         return Bags(count, 1, None)
     return Bags(count, None, begins) if mode == "sum" else None
