@@ -19,18 +19,17 @@ name                       content
 
 from __future__ import annotations
 
-import io
 import random
-from collections import Counter, OrderedDict
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
 
 import numpy as np
 import torch
 
-from embedrock._arguments import instance, shown, whole
+from embedrock._arguments import flag, instance, shown, whole
 from embedrock._loading import loading_dense_only
 from embedrock._rows import RowStore, here
+from embedrock._states import decoded, encoded, fits, plain, told
 from embedrock._warnings import warn
 from embedrock._wrapped import with_names_of
 from embedrock.commits import Commit, PendingCommit
@@ -76,11 +75,20 @@ class CommittedStore(Protocol):
     def uncommitted(self) -> tuple[int, int]:
         """Batches and rows since that commit."""
 
-    def state(self) -> dict[str, bytes]:
-        """The named byte strings of that commit."""
+    _state_taken: bool
+    """Whether somebody took over what that commit has beside rows, or this handle made it."""
+
+    def _stored_state(self) -> dict[str, bytes]:
+        """The named byte strings of that commit, for a look at them."""
 
     def commit(
-        self, step: int, meta: Any = None, state: Any = None, *, wait: bool
+        self,
+        step: int,
+        meta: Any = None,
+        state: Any = None,
+        *,
+        wait: bool,
+        pin: str | None = None,
     ) -> Commit | PendingCommit:
         """Makes a commit."""
 
@@ -96,6 +104,9 @@ class CommittedStore(Protocol):
 
 _OF_PROCESS = ("random", "loader")
 """What a commit has of a process, and not of the model."""
+
+EXTRA_STATE = "_extra_state"
+"""The name of what modules of ``embedrock.nn`` add to a state dict: no dense parameter."""
 
 T = TypeVar("T")
 OneOrMany: TypeAlias = T | Sequence[T] | None
@@ -113,6 +124,8 @@ def save(
     loader: Stateful | None = None,
     extra: Mapping[str, Any] | None = None,
     meta: Any = None,
+    pin: str | None = None,
+    new_model: bool = False,
     wait: Literal[True] = True,
 ) -> Commit: ...
 
@@ -129,6 +142,8 @@ def save(
     loader: Stateful | None = None,
     extra: Mapping[str, Any] | None = None,
     meta: Any = None,
+    pin: str | None = None,
+    new_model: bool = False,
     wait: Literal[False],
 ) -> PendingCommit: ...
 
@@ -145,6 +160,8 @@ def save(
     loader: Stateful | None = None,
     extra: Mapping[str, Any] | None = None,
     meta: Any = None,
+    pin: str | None = None,
+    new_model: bool = False,
     wait: bool,
 ) -> Commit | PendingCommit: ...
 
@@ -160,6 +177,8 @@ def save(
     loader: Stateful | None = None,
     extra: Mapping[str, Any] | None = None,
     meta: Any = None,
+    pin: str | None = None,
+    new_model: bool = False,
     wait: bool = True,
 ) -> Commit | PendingCommit:
     """Commits the store together with everything that a run needs to go on, and returns the commit.
@@ -178,8 +197,13 @@ def save(
         scheduler: One or several learning rate schedulers.
         scaler: A ``GradScaler``.
         loader: A data loader with ``state_dict`` and ``load_state_dict``.
-        extra: Tensors and plain values by name, handed back by ``resume(extra=...)``.
+        extra: Tensors and plain values by name, handed back by ``resume(extra=...)``. Numbers that
+            NumPy made come back as Python's.
         meta: What ``commits()`` shows of the commit: anything that JSON holds.
+        pin: A name that keeps the commit beyond the last ones, as ``Store.pin`` does.
+        new_model: Says that a model that began anew is meant to be trained on rows that an earlier
+            one has left. Without, the dense part of the commit that the store was opened at has to
+            have been taken over by someone: ``resume``, ``go_back`` or ``Store.state()``.
         wait: Whether to wait until it is durable. Without, the state of everything is taken at the
             call, training goes on while it is written, and the handle says when it is durable.
 
@@ -188,8 +212,9 @@ def save(
     compared. Buffers, such as running statistics, generators, loaders and ``extra`` may be each
     rank's own.
 
-    Errors: ``MisuseError`` for a step lower than the last commit's, and for a state that holds
-    anything but tensors and plain values, with its place; ``MismatchError`` on all ranks where
+    Errors: ``MisuseError`` for a step lower than the last commit's, for a state that holds
+    anything but tensors and plain values, with its place, and where the dense part of the opened
+    commit would be lost, which nobody took over; ``MismatchError`` on all ranks where
     their dense parts differ, naming the first parameter; those of ``Store.commit``, which takes
     any step.
 
@@ -220,13 +245,15 @@ def save(
     """
     _check_here(store, "embedrock.save")
     try:
+        if not flag("new_model", new_model):
+            _check_taken_over(store)
         owners = _owners(model, optimizer, scheduler, scaler, loader)
-        number, encoded = _encoded(store, step, owners, extra)
+        number, state = _encoded(store, step, owners, extra)
     except Exception as error:
         store._give_up(error)
         raise
     store._check_dense(owners)
-    return store.commit(number, meta, encoded, wait=wait)
+    return store.commit(number, meta, state, wait=wait, pin=pin)
 
 
 def resume(
@@ -255,8 +282,9 @@ def resume(
 
     Errors: ``MisuseError`` when the store has changes that no commit holds; with an
     ``UncommittedWarning`` instead where there is no commit. ``MismatchError`` when the commit was
-    made without a part that is asked for, or with one that is not, before anything is restored;
-    what ``load_state_dict`` of a part raises.
+    made without a part that is asked for, or with one that is not, or has optimizers of other
+    parameters or in another order, before anything is restored; what ``load_state_dict`` of a part
+    raises.
 
     Blocking: reads the dense state from the disk.
     """
@@ -267,7 +295,7 @@ def resume(
     _check_committed(store)
     if store.step is None:
         return 0
-    stored = store.state()
+    stored = store._stored_state()
     asked = [name for name, _ in owners]
     if extra is not None:
         asked.append("extra")
@@ -275,18 +303,20 @@ def resume(
     elsewhere = store._made_elsewhere()
     left = () if elsewhere is None else _OF_PROCESS
     taken = [name for name in (asked if store.read_only else stored) if name not in left]
-    decoded = {name: _decode(stored[name], name) for name in taken}
+    states = {name: decoded(stored[name], name) for name in taken}
+    _check_order(owners, states)
     with loading_dense_only():  # the rows are those of the commit, in a copy of the store, too
         for name, owner in owners:
             if name not in left:
-                owner.load_state_dict(with_names_of(owner, decoded[name]))
+                owner.load_state_dict(with_names_of(owner, states[name]))
     if extra is not None:
-        extra.update(decoded["extra"])
+        extra.update(states["extra"])
     if elsewhere is not None:
         begins = "the loader begins its epoch anew, and generators" if loader else "generators"
         warn(f"{elsewhere}: {begins} stay as they are here")
     elif not store.read_only:
-        _restore_random(decoded["random"])
+        _restore_random(states["random"])
+    store._state_taken = True
     return store.step
 
 
@@ -311,9 +341,29 @@ def _encoded(
         if not isinstance(extra, Mapping):
             raise MisuseError(f"extra is {shown(extra)}, expected a dict of names to values")
         states["extra"] = dict(extra)
-    for name, state in states.items():
-        _check_plain(state, name)
-    return number, {name: _encode(state, name) for name, state in states.items()}
+    values = {name: plain(state, name) for name, state in states.items()}
+    return number, {name: encoded(state, name) for name, state in values.items()}
+
+
+def _check_taken_over(store: CommittedStore) -> None:
+    """Refuses to leave the dense part of the opened commit behind, where nobody has looked at it:
+    rows of that commit were trained on with a model that began anew."""
+    if store.step is None or store._state_taken:
+        return
+    content = store._stored_state().get("model")
+    try:
+        dense = {} if content is None else decoded(content, "model")
+    except MismatchError:
+        return  # somebody's own byte string of that name
+    names = [name for name in dense if name.rpartition(".")[2] != EXTRA_STATE]
+    if not names:
+        return
+    raise MisuseError(
+        f"the commit of step {store.step} in {store.path} has a dense part ({names[0]!r} and "
+        f"{len(names) - 1} more) that nobody took over: the rows went on from that step, and this "
+        f"model began anew; call embedrock.resume(store, model, optimizers) before you train, or "
+        f"pass new_model=True where a new model on these rows is meant"
+    )
 
 
 def _check_here(store: object, what: str) -> None:
@@ -367,6 +417,22 @@ def _owners(
     return found
 
 
+def _check_order(owners: Sequence[tuple[str, Any]], states: Mapping[str, Any]) -> None:
+    """Refuses optimizers of other parameters than those that were saved under their names."""
+    found = [(name, owner) for name, owner in owners if name.startswith("optimizer.")]
+    for name, owner in found:
+        if fits(owner, states[name]):
+            continue
+        own = [other for other, _ in found if fits(owner, states[other])]
+        way = "make it of the same parameters in the same groups"
+        if own:
+            way = f"it fits what is saved as {own[0]}: give optimizers in the order of save"
+        raise MismatchError(
+            f"{name} is {type(owner).__name__} of {told(owner)}, and the commit's is of "
+            f"{told(states[name])}; {way}"
+        )
+
+
 def _several(given: OneOrMany[Any]) -> Sequence[Any]:
     if given is None:
         return []
@@ -387,48 +453,6 @@ def _check_parts(store: CommittedStore, asked: Sequence[str], stored: Mapping[st
             f"nobody takes; resume with what save was given, open the store read_only to use the "
             f"model alone, or read it with Store.state()"
         )
-
-
-def _encode(state: Any, name: str) -> bytes:
-    buffer = io.BytesIO()
-    try:
-        torch.save(state, buffer)
-    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise MisuseError(f"{name} holds a tensor that torch does not save: {error}") from error
-    return buffer.getvalue()
-
-
-def _decode(content: bytes, name: str) -> Any:
-    try:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise MismatchError(
-            f"{name} of the commit is not what embedrock.save writes: {error}"
-        ) from error
-
-
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-_CONTAINERS = (list, tuple, set, torch.Size)
-_MAPPINGS = (dict, OrderedDict, Counter)
-
-
-def _check_plain(value: Any, place: str) -> None:
-    """Refuses what ``torch.load(weights_only=True)`` could not read back, before it is too late."""
-    if type(value) in _PLAIN or isinstance(value, torch.Tensor):
-        return
-    if isinstance(value, _MAPPINGS) and type(value).__module__ in ("builtins", "collections"):
-        for key, entry in value.items():
-            _check_plain(key, f"a key of {place}")
-            _check_plain(entry, f"{place}[{key!r}]")
-        return
-    if type(value) in _CONTAINERS:
-        for i, entry in enumerate(value):
-            _check_plain(entry, f"{place}[{i}]")
-        return
-    raise MisuseError(
-        f"{place} is {type(value).__module__}.{type(value).__qualname__}, expected tensors, "
-        f"numbers, texts, lists and dicts of these; convert arrays with torch.from_numpy"
-    )
 
 
 def _random_state() -> dict[str, Any]:

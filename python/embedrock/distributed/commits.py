@@ -83,7 +83,7 @@ class RankCommits(RankPins):
                         f"the store {self.path} was opened read_only=True, and ranks write: open "
                         f"it without, or read it by itself, without a Shard"
                     )
-                if NAME in self.store.state():
+                if NAME in self.store._stored_state():
                     raise MisuseError(
                         f"the store {self.path} is one of ranks, bound to buckets: open all of "
                         f"them with embedrock.distributed.open, whatever the numbers of the ranks"
@@ -121,7 +121,22 @@ class RankCommits(RankPins):
 
     def state(self) -> dict[str, bytes]:
         """This rank's named byte strings of that commit."""
-        return {name: content for name, content in self.store.state().items() if name != NAME}
+        self._state_taken = True
+        return self._stored_state()
+
+    def _stored_state(self) -> dict[str, bytes]:
+        """The same, for who does not take it over."""
+        stored = self.store._stored_state()
+        return {name: content for name, content in stored.items() if name != NAME}
+
+    @property
+    def _state_taken(self) -> bool:
+        """Whether somebody took it over, or the ranks made that commit."""
+        return self.store._state_taken
+
+    @_state_taken.setter
+    def _state_taken(self, taken: bool) -> None:
+        self.store._state_taken = taken
 
     def commit(
         self,
@@ -226,7 +241,10 @@ class RankCommits(RankPins):
                 )
                 raise
             try:
-                self._binding, self._failed = binding_of(self.store.state(), self.path), None
+                self._binding, self._failed = (
+                    binding_of(self.store._stored_state(), self.path),
+                    None,
+                )
                 if behind:
                     drop_later(self.store)
                 remove_manifests(self.path.parent, {commit.step for commit in self.commits()})

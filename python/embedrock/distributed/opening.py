@@ -275,7 +275,7 @@ class _Opening:
             return {"steps": []}
         self._left_behind = step is not None and step in steps and self._go_back(step)
         try:
-            bound = binding_of(store.state(), store.path)
+            bound = binding_of(store._stored_state(), store.path)
         except MismatchError as error:
             earlier = sorted({one for one in steps if one < steps[-1]})
             if step is not None or not earlier:
@@ -355,7 +355,7 @@ class _Opening:
         bounds: list[Binding] = []
 
         def token() -> str:
-            bounds.append(binding_of(self.store.state(), self.store.path))
+            bounds.append(binding_of(self.store._stored_state(), self.store.path))
             return bounds[0].token
 
         self._same_commits(self._together(token), common)
@@ -387,6 +387,7 @@ class _Opening:
         if self.store.step == step:
             return False
         self.store.go_back(step)
+        self.store._state_taken = False  # nobody asked for it: the ranks meet there
         return True
 
     def _same_commits(self, tokens: Sequence[str], step: int) -> None:

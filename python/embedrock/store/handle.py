@@ -56,6 +56,8 @@ class Handle:
         """By chance, for each opening and going back: what no commit has is of one of them."""
         self._returns = 0
         """How often the store went back: what was read before is of rows that are gone."""
+        self._state_taken = False
+        """Whether somebody took over what the commit has beside rows, or this handle made it."""
         self._pending: PendingCommit | None = None
         """The last commit that was not waited for."""
         self._pending_step: int | None = None
@@ -233,6 +235,7 @@ class Handle:
         later = [info for info in commits if info["sequence"] > number]
         self._later = [] if at is None or not commits else [at, *later]
         self._pending = self._pending_step = None
+        self._state_taken = True  # who goes back knows where to
         self._prefetcher = Prefetcher(self._core, self._path)
         for table in self._tables:
             if (found := handles.get(table.name)) is not None:

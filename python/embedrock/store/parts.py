@@ -44,7 +44,7 @@ def part_of(store: Store) -> str | None:
         return None
     # What is damaged is said by who needs it.
     with suppress(EmbedrockError, ValueError, KeyError, TypeError, AttributeError):
-        content = store.state().get(RANKS) if last["state_bytes"] else None
+        content = store._stored_state().get(RANKS) if last["state_bytes"] else None
         if content is not None:
             buckets = json.loads(content)["buckets"]
             first, last_one = int(buckets["first"]), int(buckets["last"])

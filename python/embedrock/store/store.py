@@ -369,8 +369,11 @@ class Store(Changing):
             )
         self._listeners.before()
         if wait:
-            return commit_of(self._core.commit(number, note, named, name))
+            made = self._core.commit(number, note, named, name)
+            self._state_taken = True
+            return commit_of(made)
         pending = PendingCommit(self._core.commit_in_background(number, note, named, name), number)
+        self._state_taken = True
         self._pending, self._pending_step = pending, number
         self._pending_pin = name is not None
         return pending
@@ -418,6 +421,11 @@ class Store(Changing):
 
         Blocking: reads them from the disk.
         """
+        self._state_taken = True
+        return self._stored_state()
+
+    def _stored_state(self) -> dict[str, bytes]:
+        """The same, for who does not take it over."""
         return dict(self._core.state())
 
     @property

@@ -1,0 +1,109 @@
+"""States of models, optimizers and schedulers as byte strings, and back.
+
+Owns what may be in a state: tensors, numbers, texts and plain containers, which ``torch.load``
+reads with ``weights_only=True``, so that opening a commit never runs code. What a state holds is
+looked at before it is written, when it is not too late.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from embedrock.errors import MismatchError, MisuseError
+
+__all__ = ["decoded", "encoded", "fits", "plain", "told"]
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_CONTAINERS = (list, tuple, set, torch.Size)
+_MAPPINGS = (dict, OrderedDict, Counter)
+
+
+def encoded(state: Any, name: str) -> bytes:
+    """What ``torch.save`` writes of a plain state. Errors: ``MisuseError``."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(state, buffer)
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise MisuseError(f"{name} holds a tensor that torch does not save: {error}") from error
+    return buffer.getvalue()
+
+
+def decoded(content: bytes, name: str) -> Any:
+    """The state. Errors: ``MismatchError`` for what ``encoded`` has not written."""
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise MismatchError(
+            f"{name} of the commit is not what embedrock.save writes: {error}"
+        ) from error
+
+
+def plain(value: Any, place: str) -> Any:
+    """The value with numbers of Python where NumPy made some: schedules that compute with it leave
+    them in learning rates, metrics return them. What needs no change is returned as it is.
+
+    Errors: ``MisuseError`` with the place of what could not be read back.
+    """
+    if type(value) in _PLAIN or isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
+        number = value.item()
+        if type(number) in _PLAIN:
+            return number
+    if isinstance(value, _MAPPINGS) and type(value).__module__ in ("builtins", "collections"):
+        entries = {
+            plain(key, f"a key of {place}"): plain(entry, f"{place}[{key!r}]")
+            for key, entry in value.items()
+        }
+        pairs = zip(value.items(), entries.items(), strict=False)
+        if len(entries) == len(value) and all(a is c and b is d for (a, b), (c, d) in pairs):
+            return value
+        return type(value)(entries)
+    if type(value) in _CONTAINERS:
+        items = [plain(entry, f"{place}[{i}]") for i, entry in enumerate(value)]
+        same = all(one is other for one, other in zip(value, items, strict=True))
+        return value if same else type(value)(items)
+    raise MisuseError(
+        f"{place} is {type(value).__module__}.{type(value).__qualname__}, expected tensors, "
+        f"numbers, texts, lists and dicts of these; torch.from_numpy makes a tensor of an array, "
+        f"and .tolist() a list"
+    )
+
+
+def fits(optimizer: Any, state: Any) -> bool:
+    """Whether a state may be one of this optimizer: as many parameters in each of its groups, and
+    the same tables. What is no optimizer of torch's kind fits."""
+    if not isinstance(optimizer, torch.optim.Optimizer) or not isinstance(state, Mapping):
+        return True
+    parts = getattr(optimizer, "optimizers", None)
+    if isinstance(parts, tuple):  # Together
+        saved = state.get("parts")
+        return isinstance(saved, list) and len(saved) == len(parts) and all(map(fits, parts, saved))
+    return _groups(optimizer) == _groups(state)
+
+
+def told(optimizer: Any) -> str:
+    """What an optimizer, or the state of one, is of, for messages."""
+    parts = getattr(optimizer, "optimizers", None)
+    if isinstance(optimizer, Mapping):
+        parts = optimizer.get("parts")
+    if parts is not None:
+        return " and ".join(map(told, parts))
+    groups = [
+        f"tables {tables}" if tables else f"{count} parameters"
+        for count, tables in _groups(optimizer)
+    ]
+    return ", ".join(groups) or "no parameters"
+
+
+def _groups(optimizer: Any) -> list[tuple[int, Any]]:
+    """Of each group how many parameters it has, and the tables whose rows they are."""
+    named = isinstance(optimizer, Mapping)
+    groups = optimizer.get("param_groups", []) if named else optimizer.param_groups
+    return [(len(group.get("params", ())), group.get("tables")) for group in groups]
