@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -374,3 +375,49 @@ def test_where_it_cannot_open_again_the_store_is_closed_and_says_so(
         table.get([1])
     with embedrock.open(store.path, memory="4MiB") as again:
         assert again.step == 1
+
+
+@pytest.mark.parametrize("announce", [True, False, None])
+@pytest.mark.parametrize("depth", [4, 512])
+def test_a_pass_of_look_ahead_goes_on_after_it(
+    store: embedrock.Store, announce: bool | None, depth: int
+) -> None:
+    # With announced batches the next one ended the loop: "batch 31 was not announced".
+    batches = [torch.arange(i, i + 12).reshape(4, 3) % 50 for i in range(24)]
+
+    def trained(wrapped: bool) -> tuple[list[float], np.ndarray]:
+        model = model_of(store)
+        optimizer = optimizer_of(model)
+        bag = model[0]
+        given: Any = batches
+        if wrapped:
+            found = lambda batch: {bag: batch}  # noqa: E731
+            given = embedrock.LookaheadLoader(
+                batches, model, depth, keys_of=found, announce=announce
+            )
+        losses = []
+        for i, batch in enumerate(given):
+            if i == 5:
+                embedrock.save(store, model, optimizer, 5)
+            if i in (9, 12):
+                store.go_back(5)
+                embedrock.resume(store, model, optimizer)
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        if wrapped:
+            stats = given.stats()
+            assert stats["handed_out"] == len(batches) and stats["skipped"] >= 0
+            assert announce is not True or stats["announced"] == len(batches)
+        return losses, rows_of(store)
+
+    table = store.table("words", 4, 50, optimizer="adam")
+    table.put(np.arange(50), np.ones((50, 4), np.float32))
+    store.commit(0)
+    plain = trained(wrapped=False)
+    store.go_back(0)
+    ahead = trained(wrapped=True)
+    assert plain[0] == ahead[0]
+    np.testing.assert_array_equal(plain[1], ahead[1])

@@ -198,3 +198,39 @@ def test_arrays_are_told_how_to_become_tensors(store: embedrock.Store, given: An
     for module in (embedding, bag(store, "sum")):
         with pytest.raises(MisuseError, match=r"expected .*tensor.*torch.as_tensor\(input\)"):
             module(given)
+
+
+@pytest.mark.parametrize("padding", [2**63, 2**64 - 1, -1, -(2**63), 2**63 - 1, 5])
+def test_padding_may_be_any_key_of_64_bits(store: embedrock.Store, padding: int) -> None:
+    # From 2**63 on it was taken, and then each forward raised OverflowError.
+    same = padding - 2**64 if padding >= 2**63 else padding
+    given = torch.tensor([[8, same], [same, 9]])
+    options: Any = {"store": store, "optimizer": "sgd", "padding_idx": padding}
+    embedding = nn.Embedding(None, DIM, name="one", **options)
+    assert embedding(given)[0, 1].tolist() == embedding(given)[1, 0].tolist() == [0.0] * DIM
+    config = nn.EmbeddingBagConfig("c", DIM, padding_idx=padding, optimizer="sgd")
+    tables = nn.EmbeddingBagCollection([config], store=store)
+    bags = [nn.EmbeddingBag(None, DIM, mode=mode, name=mode, **options) for mode in MODES]
+    optimizer = optim.SGD([embedding, tables, *bags], lr=1.0)
+    for training in (True, False):
+        with torch.set_grad_enabled(training):
+            outputs = [bag(given) for bag in bags] + [tables({"c": given})["c"]]
+        for module, output in zip([*bags, tables], outputs, strict=True):
+            (table,) = module.tables
+            torch.testing.assert_close(output.detach(), torch.from_numpy(table.get([8, 9])))
+        if training:
+            sum(output.sum() for output in [*outputs, embedding(given)]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for table in (embedding.table, *(one.table for one in bags), *tables.tables):
+        assert table.get(np.array([same])).tolist() == [[0.0] * DIM]
+        assert len(table) == 3
+    ranked = embedding.topk(torch.ones(1, DIM), 5)
+    assert same not in ranked.ids[0, :2] and ranked.ids[0, 2:].tolist() == [-1] * 3
+    store.commit(1)
+
+
+@pytest.mark.parametrize("padding", [2**64, -(2**63) - 1, 1.5, True, "no"])
+def test_padding_that_is_no_key_is_refused(store: embedrock.Store, padding: Any) -> None:
+    with pytest.raises(MisuseError, match=r"padding_idx is .*, expected an id of 64 bits"):
+        nn.Embedding(None, DIM, padding_idx=padding, store=store, name="t")

@@ -123,7 +123,7 @@ def _refusal(name: str, told: str) -> MismatchError:
 
 def _of_first(exchange: Exchange, own: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """These bytes of a tensor as rank 0 has them. Collective."""
-    into, size = torch.empty(len(own), dtype=torch.uint8), len(own)
+    into, size = torch.empty(len(own), dtype=torch.uint8, device="cpu"), len(own)
     given = torch.from_numpy(np.tile(own, exchange.world if exchange.rank == 0 else 0))
     sent = [size if exchange.rank == 0 else 0] * exchange.world
     exchange.send(SAVE, into, given, [size] + [0] * (exchange.world - 1), sent)
@@ -188,7 +188,7 @@ def _state_of(
         of = names.get(id(one), f"number {place}")
         for key, value in optimizer.state[one].items():
             if isinstance(value, (bool, int, float)):
-                value = torch.tensor(float(value), dtype=torch.float64)
+                value = torch.tensor(float(value), dtype=torch.float64, device="cpu")
             if isinstance(value, Tensor) and _is_whole(value):
                 yield f"{key} of parameter {of} in {name}", value
 

@@ -124,7 +124,7 @@ class Exchange:
         self._raised: BaseException | None = None
         """What all ranks raise together."""
         self._buffers: dict[str, Tensor] = {}
-        self._sent = torch.zeros(self.world, _WORDS, dtype=torch.int64)
+        self._sent = torch.zeros(self.world, _WORDS, dtype=torch.int64, device="cpu")
         self._received = torch.zeros_like(self._sent)
         self._digests: dict[tuple[str, tuple[str, ...]], int] = {}
         self._busy = threading.Lock()
@@ -199,7 +199,7 @@ class Exchange:
 
     def counts(self, verb: Verb, counts: Words) -> Words:
         """What each rank has counted for this one: ``counts (W, T)`` of what goes to each."""
-        into = torch.zeros(counts.shape, dtype=torch.int64)
+        into = torch.zeros(counts.shape, dtype=torch.int64, device="cpu")
         self._all_to_all(verb, into, torch.from_numpy(np.ascontiguousarray(counts)))
         theirs: Words = into.numpy()
         return theirs
@@ -220,7 +220,7 @@ class Exchange:
         """Memory for ``count`` elements that is kept from call to call."""
         kept = self._buffers.get(name)
         if kept is None or kept.dtype != dtype or kept.numel() < count:
-            kept = torch.empty(count + count // 4 + 64, dtype=dtype)
+            kept = torch.empty(count + count // 4 + 64, dtype=dtype, device="cpu")
             self._buffers[name] = kept
         return kept[:count]
 
@@ -228,7 +228,7 @@ class Exchange:
         """What each rank has, filled up with zeros to ``size``, which is the same on all."""
         padded = np.zeros(size, np.uint8)
         padded[: len(own)] = np.frombuffer(own, np.uint8)
-        found = [torch.empty(size, dtype=torch.uint8) for _ in range(self.world)]
+        found = [torch.empty(size, dtype=torch.uint8, device="cpu") for _ in range(self.world)]
         try:
             dist.all_gather(found, torch.from_numpy(padded), group=self.group)
         except RuntimeError as error:

@@ -31,6 +31,6 @@ def unscale_together(
         anywhere = exchange.meet(Verb("unscale_"), note=found).notes.any()
     for state in states:
         if not state:  # this rank has no gradient, which the scaler refuses to step
-            state[torch.device("cpu")] = torch.zeros(1)
+            state[torch.device("cpu")] = torch.zeros(1, dtype=torch.float32, device="cpu")
         for value in state.values():
             value.fill_(float(anywhere))

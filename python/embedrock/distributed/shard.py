@@ -493,7 +493,7 @@ class Shard(RankCommits):
             except Exception as error:
                 failed = error
             self.exchange.meet(verb._replace(part="end of "), failed=failed)
-            came = torch.empty(len(route.keys), dtype=torch.uint8)
+            came = torch.empty(len(route.keys), dtype=torch.uint8, device="cpu")
             splits = [each.sum(axis=1).tolist() for each in (route.counts, met.counts)]
             self.exchange.send(verb, came, torch.from_numpy(answer), *splits)
         there = np.empty(len(route.keys), np.bool_)

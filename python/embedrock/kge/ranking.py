@@ -283,7 +283,7 @@ class _Side:
                 tile = _padded(rows.of(self.answers[at:end]), self.chunk)
                 scores = self._scores(begin, min(begin + self.block, self.size), tile)
                 found.append(scores[at - begin : end - begin].diagonal().clone())
-        own = torch.cat(found) if found else torch.empty(0)
+        own = torch.cat(found) if found else torch.empty(0, device="cpu")
         if not bool(own.isfinite().all()):
             place = int(torch.nonzero(~own.isfinite())[0])
             raise NonFiniteError(

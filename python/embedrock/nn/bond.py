@@ -65,7 +65,7 @@ def rows_now(store: RowStore, tables: Sequence[RowTable]) -> Tensor:
         numbers = [_VERSION, *_AT_A_SERVER, *([0, 0] * len(tables))]
     else:
         numbers = _numbers(cast(Store, store), cast("Sequence[Table]", tables))
-    return torch.tensor(numbers, dtype=torch.int64)
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def check(state: Any, store: RowStore, tables: Sequence[RowTable], named: str) -> None:

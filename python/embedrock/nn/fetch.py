@@ -128,7 +128,10 @@ def _read(
             (len(k), tables[i].embedding_dim) for i, (k, _) in zip(left, missing, strict=True)
         ]
         host = torch.empty(
-            sum(u * d for u, d in shapes), dtype=torch.float32, pin_memory=device.type == "cuda"
+            sum(u * d for u, d in shapes),
+            dtype=torch.float32,
+            device="cpu",
+            pin_memory=device.type == "cuda",
         )
         parts = [part.view(shape) for part, shape in zip(_split(host, shapes), shapes, strict=True)]
         wanted = [(tables[i], keys) for i, (keys, _) in zip(left, missing, strict=True)]
@@ -148,7 +151,7 @@ def _once(store: RowStore, ask: Ask) -> tuple[npt.NDArray[np.int64], npt.NDArray
         return distinct(ask.ids)
     taken = np.ones(len(ask.ids), np.bool_)
     if ask.padding is not None:
-        padding = np.flatnonzero(ask.ids == np.uint64(ask.padding % 2**64).astype(np.int64))
+        padding = np.flatnonzero(ask.ids == _signed(ask.padding))
         taken[padding[1:]] = False
         places = np.cumsum(taken) - 1
         places[padding] = places[padding[:1]]
@@ -225,7 +228,7 @@ def _copy_to_host(flat: Sequence[Tensor]) -> list[Tensor]:
         members = [i for i, tensor in enumerate(flat) if tensor.device == device]
         joined = torch.cat([flat[i] for i in members])
         if device.type == "cuda":
-            host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True)
+            host = torch.empty(joined.shape, dtype=joined.dtype, device="cpu", pin_memory=True)
             host.copy_(joined, non_blocking=True)
             torch.cuda.current_stream(device).synchronize()
         else:
@@ -253,5 +256,10 @@ def _places(inverses: Sequence[npt.NDArray[np.int64]], device: torch.device) -> 
 def _place_of(key: int | None, keys: npt.NDArray[np.int64]) -> int | None:
     if key is None:
         return None
-    found = np.flatnonzero(keys == np.int64(key))
+    found = np.flatnonzero(keys == _signed(key))
     return int(found[0]) if found.size else None
+
+
+def _signed(key: int) -> np.int64:
+    """A key, which may be given as uint64 or as int64, as ids have it."""
+    return np.uint64(key % 2**64).astype(np.int64)

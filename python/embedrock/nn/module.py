@@ -317,7 +317,7 @@ def output_dtype(table: RowTable, asked: torch.dtype | None) -> torch.dtype:
 
 def _empty_on(device: Any) -> Tensor:
     try:
-        return torch.empty(0, device=device)
+        return torch.empty(0, device=device, dtype=torch.float32)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise MisuseError(
             f"device is {shown(device)}, expected a device that PyTorch has here: {error}"
@@ -338,7 +338,9 @@ def open_padding_row(table: RowTable, padding_idx: int | None) -> int | None:
         key = None
     fits = key is not None and not isinstance(padding_idx, bool)
     if key is None or not fits or not -(2**63) <= key < 2**64:
-        raise MisuseError(f"padding_idx is {shown(padding_idx)}, expected an id")
+        raise MisuseError(
+            f"padding_idx is {shown(padding_idx)}, expected an id of 64 bits, signed or not"
+        )
     if size is not None:
         if not -size <= key < size:
             raise MisuseError(

@@ -99,7 +99,8 @@ class PendingRows:
         self.table = table
         self._lock = threading.RLock()
         """Guards all that follows; nothing else is locked or waited for while it is held."""
-        self.parameter = nn.Parameter(torch.empty(0, table.embedding_dim, dtype=torch.float32))
+        nothing = torch.empty(0, table.embedding_dim, dtype=torch.float32, device="cpu")
+        self.parameter = nn.Parameter(nothing)
         setattr(self.parameter, WAITING, table.name)
         self.has_optimizer = False
         """Whether an optimizer of embedrock.optim was ever made over the table."""

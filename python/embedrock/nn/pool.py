@@ -129,7 +129,7 @@ def pool(parts: Sequence[Part], bags: Sequence[Bags], joined: bool) -> list[Tens
 @lru_cache(maxsize=8)
 def _begins(count: int, each: int) -> Tensor:
     """(B,) where bags of equal length begin."""
-    return torch.arange(0, count * each, each)
+    return torch.arange(0, count * each, each, device="cpu")
 
 
 @dataclass

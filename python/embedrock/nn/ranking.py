@@ -106,7 +106,9 @@ def topk(module: OneTable, queries: Tensor, k: Any, exclude: Any, ids: Any, bloc
         raise MisuseError(f"k is {wanted}, expected 1 to {_K_MAX}; scores has all of them")
     excluded = _excluded(exclude, len(vectors))
     best = [
-        TopK(part.new_empty(len(part), 0), torch.empty(len(part), 0, dtype=torch.int64))
+        TopK(
+            part.new_empty(len(part), 0), torch.empty(len(part), 0, dtype=torch.int64, device="cpu")
+        )
         for part in _parts(vectors, most)
     ]
     blocks = _blocks(module, most) if ids is None else _chosen(module, ids, most)
@@ -205,7 +207,7 @@ def _by_id(ids: Ids, rows: Tensor, padding: int | None) -> tuple[Ids, Tensor]:
     then the smallest id."""
     order = np.argsort(ids, kind="stable")
     if padding is not None:
-        order = order[ids[order] != np.uint64(padding % 2**64).astype(np.int64)]
+        order = order[ids[order] != as_keys([padding % 2**64]).flat.view(np.int64)]
     if len(order) == len(ids) and bool((order[1:] > order[:-1]).all()):
         return ids, rows
     return ids[order], rows[torch.from_numpy(order).to(rows.device)]

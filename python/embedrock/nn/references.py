@@ -98,7 +98,7 @@ def _again(
             f"last commit does not have; commit before you pickle, where another process unpickles"
         )
     module = kind(**arguments, store=cast(RowStore, store))
-    module.set_extra_state(torch.tensor(rows, dtype=torch.int64))
+    module.set_extra_state(torch.tensor(rows, dtype=torch.int64, device="cpu"))
     return module
 
 

@@ -121,7 +121,7 @@ class Ahead:
     def place(self, deferred: Sequence[npt.NDArray[np.uint32]]) -> list[GetPart]:
         """Makes the buffers; the parts of a get that reads all rows but the deferred ones."""
         sizes = [len(one.keys) * one.table.embedding_dim for one in self.tables]
-        flat = torch.empty(sum(sizes), dtype=torch.float32)
+        flat = torch.empty(sum(sizes), dtype=torch.float32, device="cpu")
         self.outstanding = 1 + sum(map(len, deferred))
         parts = []
         for one, some, late in zip(self.tables, flat.split(sizes), deferred, strict=True):

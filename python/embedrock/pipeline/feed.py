@@ -13,6 +13,8 @@ loader which draws random numbers does so in one order. What always holds:
   their keys are not looked at. Those of the first batch are: a missing or wrong `keys_of` is an
   error of the first step, not of the one at which announcing is first tried.
 * A process that was forked meanwhile (a worker of a loader) leaves the windows alone.
+* A store that goes back to a commit forgets what was announced: batches that are drawn are
+  announced anew, and the pass goes on.
 """
 
 from __future__ import annotations
@@ -104,6 +106,8 @@ class Drawn:
     parts: list[TableKeys] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
     """Its number in the window of each store, by the store's place among those of the feed."""
+    returns: list[int] = field(default_factory=list)
+    """How often each store had gone back when it got them."""
     position: Any = None
     """State of the loader after it was drawn, where the loader tells it."""
     let_go: bool = False
@@ -161,6 +165,8 @@ class Feed:
         self._offered_place = -1
         self._windows = [window_of(store) for store in stores]
         self._skipped_before = self._skipped()
+        self._returns = self._returned()
+        """How often each store had gone back when that was last looked at."""
         self._store_places = {id(store): place for place, store in enumerate(stores)}
         self._iterator: Iterator[Any] | None = None
         self._held: deque[Drawn] = deque()
@@ -179,6 +185,8 @@ class Feed:
 
         Errors: ``StopIteration`` behind the last one; what drawing this batch raised.
         """
+        if self._returned() != self._returns:
+            self._begin_anew()
         self._measure()
         if self._announcing.announce != self._announces:
             self._turn()
@@ -237,7 +245,7 @@ class Feed:
     def begin(self, drawn: Drawn) -> None:
         """Waits until what was announced of a batch has been read ahead."""
         for place, number in drawn.numbers.items():
-            if not self._closed:
+            if not self._closed and drawn.returns == self._returned():
                 self._windows[place].begin(number)
 
     def offer(self, drawn: Drawn) -> None:
@@ -261,7 +269,7 @@ class Feed:
             self._withdraw()
         numbers, drawn.numbers = drawn.numbers, {}
         for place, number in numbers.items():
-            if not self._closed:
+            if not self._closed and drawn.returns == self._returned():
                 with contextlib.suppress(ClosedError):  # a closed store keeps no rows
                     self._windows[place].finish(number)
 
@@ -354,6 +362,28 @@ class Feed:
         self._unannounced.clear()
         self._announcing.settle(read)
 
+    def _returned(self) -> list[int]:
+        """How often each store has gone back to a commit, which empties its window."""
+        return [store._returns for store in self._stores]
+
+    def _begin_anew(self) -> None:
+        """Takes note that a store has gone back: what is drawn is announced anew, and its counters
+        began again."""
+        self._returns = self._returned()
+        self._skipped_before = self._skipped() - self.counts.skipped
+        self._reads = _reads_of(self._stores)
+        self._asked_at = None  # that step has a way back in it
+        self._last = None
+        self._unannounced.clear()
+        for drawn in self._held:
+            drawn.numbers, drawn.announcement = {}, []
+            if self._announces and drawn.error is None:
+                self._prepare(drawn)
+                self._unannounced.append(drawn)
+        if self._announces:
+            for window in self._windows:  # of another store of the model, which stayed
+                window.clear()
+
     def _draw_ahead(self) -> None:
         if not self._announces:
             if not self._held and not self._ended:
@@ -439,6 +469,7 @@ class Feed:
                     self.counts.refused += 1
                     return False
                 drawn.numbers[place] = number
+                drawn.returns = self._returns
         drawn.announcement = []
         return True
 

@@ -46,6 +46,9 @@ class LookaheadLoader(Generic[B]):
     of a batch that was drawn ahead change, which is an error; labels and dense features that
     change, and keys that ``keys_of`` copies, are not looked at.
 
+    ``Store.go_back`` within a pass leaves the loader where it is: the rows of the commit are met
+    with the batches that come next, which are announced anew.
+
     One pass at a time should announce to a store: what a second one finishes, and its end, let go
     of the rows that the first has announced, which are then read when they are used.
 

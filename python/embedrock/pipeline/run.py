@@ -435,7 +435,8 @@ class Run(Listener):
         with self._lock:
             for table in ahead.tables:
                 if table.outdated is not None and table.rows is not None:
-                    room = torch.empty(len(table.outdated), table.table.embedding_dim)
+                    shape = (len(table.outdated), table.table.embedding_dim)
+                    room = torch.empty(shape, dtype=torch.float32, device="cpu")
                     keys = as_keys(table.keys[table.outdated]).flat
                     parts.append((table.table._handle, keys, room.numpy(), None))
                     targets.append((table, table.outdated, room))

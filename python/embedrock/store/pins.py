@@ -81,7 +81,8 @@ class Pins(Handle):
         back: :func:`embedrock.resume` brings those of the commit.
 
         No other thread may use the store meanwhile: its verbs may raise ``ClosedError``. A loop of
-        ``items`` and announcements of look-ahead that were begun before have to begin again.
+        ``items`` that was begun before, and what the caller announced to ``window``, has to begin
+        again; a pass of a ``LookaheadLoader`` goes on with its next batch.
 
         A store that is open ``read_only`` moves to the commit, an earlier or a later one.
 

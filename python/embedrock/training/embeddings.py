@@ -142,7 +142,7 @@ class SequenceEmbeddings(nn.Module):  # type: ignore[misc]
             self.features, bags(keys, offsets, len(self.features)), strict=True
         ):
             if feature.is_sequence:  # each id is a bag of its own
-                given[feature.name] = (bag[0], torch.arange(len(bag[0]) + 1))
+                given[feature.name] = (bag[0], torch.arange(len(bag[0]) + 1, device="cpu"))
                 lengths = torch.diff(bag[1])
             else:
                 given[feature.name] = bag
@@ -202,7 +202,7 @@ class MemorySequences(nn.Module):  # type: ignore[misc]
             if feature.is_sequence:
                 lengths = sizes
             else:
-                samples = torch.arange(len(sizes)).repeat_interleave(sizes)
+                samples = torch.arange(len(sizes), device="cpu").repeat_interleave(sizes)
                 found = found.new_zeros(len(sizes), found.shape[1]).index_add(0, samples, found)
             rows[feature.name] = found
         pooled = torch.stack([rows[name] for name in self.pooled], 1)

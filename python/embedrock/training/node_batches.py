@@ -161,7 +161,7 @@ class LinkBatches(Batches):
         from torch_geometric.sampler import EdgeSamplerInput
 
         row, col = torch.from_numpy(np.concatenate([edges, negatives], axis=1))
-        linked = torch.zeros(len(row))
+        linked = torch.zeros(len(row), dtype=torch.float32, device="cpu")
         linked[: edges.shape[1]] = 1.0
         with self._drawing(purpose, step):
             out = self._sampler.sample_from_edges(

@@ -217,7 +217,7 @@ def to_torch(table: Table, *, padding_idx: int | None = None) -> torch.nn.Embedd
         padding_idx = whole("padding_idx", padding_idx, -size)
         if padding_idx >= size:
             raise MisuseError(f"padding_idx is {padding_idx}, expected {-size} to {size - 1}")
-    rows = torch.empty(size, table.embedding_dim, dtype=dtype)
+    rows = torch.empty(size, table.embedding_dim, dtype=dtype, device="cpu")
     for start, stop in blocks(table, size):
         table.get(np.arange(start, stop), out=rows[start:stop])
     return torch.nn.Embedding.from_pretrained(rows, freeze=False, padding_idx=padding_idx)

@@ -358,7 +358,7 @@ class PartitionedEdges(IterableDataset[EdgeBatch]):  # type: ignore[misc]
         columns = torch.from_numpy(chosen.astype(np.int64).T.copy())
         heads, tails = columns[0], columns[-1]
         relations = columns[1] if len(columns) == 3 else torch.zeros_like(heads)
-        negatives, negative_heads = torch.empty(0, dtype=torch.int64), None
+        negatives, negative_heads = torch.empty(0, dtype=torch.int64, device="cpu"), None
         if self.negatives is not None:
             random = self._order.random(_NEGATIVES, step)
             ranges = [self._cut.range_of(partition) for partition in epoch.plan.states[state]]
