@@ -35,6 +35,7 @@ __all__ = [
     "as_rows",
     "crossing_dtype",
     "dtype_name",
+    "narrowed",
     "pinned",
 ]
 
@@ -45,6 +46,7 @@ _FLOAT32 = np.dtype(np.float32)
 _FLOAT16 = np.dtype(np.float16)
 _UINT16 = np.dtype(np.uint16)
 _DTYPES = ("float32", "float16", "bfloat16")
+_OF_16_BITS = ("float16", "bfloat16")
 _INT64 = np.dtype(np.int64)
 _UINT64 = np.dtype(np.uint64)
 _DIMENSIONS_MAX = 64  # of NumPy's arrays
@@ -99,20 +101,22 @@ def as_keys(keys: ArrayLike, name: str = "keys") -> Keys:
 
 
 def as_rows(
-    rows: ArrayLike, shape: tuple[int, ...], meaning: str, name: str
+    rows: ArrayLike, shape: tuple[int, ...], meaning: str, name: str, stored: str = "float32"
 ) -> npt.NDArray[np.float32]:
     """The rows as a contiguous float32 array of exactly this shape.
 
     Narrower floats are widened, which is exact; wider ones and integers are refused. ``meaning``
-    explains the shape in the error.
+    explains the shape in the error. Where the rows are ``stored`` in 16 bits, doubles are taken,
+    too, for nothing else rounds them to that once.
     """
     if type(rows) is np.ndarray and rows.dtype is _FLOAT32 and rows.shape == shape:
         flags = rows.flags  # most calls, 1 us faster
         if flags.c_contiguous and flags.aligned:
             return rows
     array = as_host(rows, name)
-    if isinstance(rows, (list, tuple, int, float)) and array.dtype.kind in "iuf":
-        array = array.astype(np.float32)  # Python's numbers have no narrower type
+    numbers = isinstance(rows, (list, tuple, int, float)) and array.dtype.kind in "iuf"
+    if numbers or (array.dtype == np.float64 and stored in _OF_16_BITS):
+        array = narrowed(array, stored)  # Python's numbers have no narrower type
     if array.dtype != _FLOAT32 and array.dtype.name not in ("float32", "float16", "bfloat16"):
         raise MisuseError(
             f"{name} are {array.dtype}, expected float32; "
@@ -121,6 +125,32 @@ def as_rows(
     if array.shape != shape:
         raise MisuseError(f"{name} have shape {array.shape}, expected {shape}: {meaning}")
     return _contiguous(array, _FLOAT32)
+
+
+def narrowed(values: npt.NDArray[Any], stored: str) -> npt.NDArray[np.float32]:
+    """Numbers as float32, of which the engine makes what is ``stored``.
+
+    Of 16 bits that would be rounding twice: a double near the middle of two of them becomes the
+    middle in float32, and the middle goes to the even one. So what float32 does not have is rounded
+    to the one of its two neighbours whose last bit is odd, which is never such a middle; rounded
+    again, it gives what rounding the double once does.
+
+    Source: Boldo & Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms
+    using rounding to odd", 2008.
+    """
+    with np.errstate(over="ignore"):  # infinity is refused where it is written
+        nearest: npt.NDArray[np.float32] = values.astype(np.float32)
+    wider = values.dtype.kind in "iu" or values.dtype.itemsize > _FLOAT32.itemsize
+    if stored not in _OF_16_BITS or not wider:
+        return nearest
+    nearest = np.ascontiguousarray(nearest)
+    # Beyond its largest number float32 has infinity, and so have the others.
+    inexact = (nearest != values) & np.isfinite(nearest)
+    away = inexact & (np.abs(nearest) > np.abs(values))
+    bits = nearest.view(np.uint32)
+    bits -= away.astype(np.uint32)  # towards zero
+    bits |= inexact.astype(np.uint32)
+    return nearest
 
 
 def as_out(

@@ -363,7 +363,8 @@ class Table:
             if len(pair) != 2:
                 raise MisuseError(f"function returned {len(pair)} arrays, expected values, state")
             meaning = "one row for each distinct key"
-            new_values = as_rows(pair[0], values.shape, meaning, "returned values")
+            stored = self._crossing_dtype
+            new_values = as_rows(pair[0], values.shape, meaning, "returned values", stored)
             new_state = as_rows(pair[1], state.shape, meaning, "returned state")
             values[...] = new_values
             state[...] = new_state
@@ -612,7 +613,8 @@ class Table:
         return np.empty(shape, np.float32) if out is None else as_out(out, shape, meaning, name)
 
     def _rows(self, keys: Keys, rows: ArrayLike, name: str, width: str) -> Floats:
-        return as_rows(rows, *self._shape(keys, width), name)
+        stored = self._crossing_dtype if name == "values" else "float32"
+        return as_rows(rows, *self._shape(keys, width), name, stored)
 
     def _shape(self, keys: Keys, width: str) -> tuple[tuple[int, ...], str]:
         """The shape of one row of this width per key, and what it means."""

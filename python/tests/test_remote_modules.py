@@ -167,6 +167,9 @@ def test_a_table_that_is_made_at_a_server_is_there_after_its_end(empty: Path) ->
             assert (made.dtype, made.num_embeddings) == ("float16", 100)
             assert made.optimizer == embedrock.optimizers.adagrad()
             assert remote.table("ads", 4, 100).optimizer == made.optimizer
+            above = 1 + 2.0**-11 + 2.0**-40  # nearer to 1 + 2**-10; as float32 in the middle
+            made.put([7], np.full((1, 4), above))
+            assert made.get([7]).tolist() == [[1 + 2.0**-10] * 4]
             for given, said in (
                 ((4, 100, "sgd"), "optimizer"),
                 ((8, 100, None), "embedding_dim is 4, asked 8"),

@@ -157,7 +157,8 @@ class ShardTable:
         """
         with self._shard._refusing("put", self):
             asked = as_keys(keys)
-            rows = as_rows(values, *self._shape(asked), "values").reshape(-1, self.embedding_dim)
+            rows = as_rows(values, *self._shape(asked), "values", self.dtype)
+            rows = rows.reshape(-1, self.embedding_dim)
             choice("non_finite", non_finite, NON_FINITE)
         self._shard._put(self, asked, rows, non_finite)
 

@@ -52,11 +52,11 @@ def _locked(
 ) -> Callable[Concatenate[PendingRows, P], R]:
     """The method with the lock of its rows held."""
 
-    @functools.wraps(method)
-    def called(self: PendingRows, *args: P.args, **kwargs: P.kwargs) -> R:
+    def called(self: PendingRows, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self._lock:
             return method(self, *args, **kwargs)
 
+    functools.update_wrapper(called, method)
     return called
 
 

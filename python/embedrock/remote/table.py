@@ -192,7 +192,7 @@ class RemoteTable:
         Durability: with the server's next commit.
         """
         asked = as_keys(keys)
-        rows = as_rows(values, *self._shape(asked), "values")
+        rows = as_rows(values, *self._shape(asked), "values", self.dtype)
         policy = choice("non_finite", non_finite, NON_FINITE)
         request = self._request(b"EMB.PUSH", asked, rows, [b"NONFINITE", policy.encode()])
         self._write(request, asked)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedrock._arguments import flag, instance, named_path, shown, text
-from embedrock._arrays import crossing_dtype
+from embedrock._arrays import crossing_dtype, narrowed
 from embedrock._optional import missing
 from embedrock.errors import (
     CorruptError,
@@ -304,7 +304,11 @@ class _Columns:
                 f"column {name!r} of {self._told}, row {done + place // width}: a null among its "
                 f"values; drop such rows first"
             )
-        found = flat.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
+        found = flat.to_numpy(zero_copy_only=False)
+        if found.dtype.itemsize > 4:
+            found = narrowed(found, self._table.dtype if name == self._name else "float32")
+        else:
+            found = found.astype(np.float32, copy=False)
         return cast("npt.NDArray[np.float32]", found.reshape(len(batch), width))
 
     def _whole(self, batch: Any, name: str, done: int) -> Any:

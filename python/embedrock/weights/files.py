@@ -22,7 +22,7 @@ from embedrock._arguments import (
     text,
     whole,
 )
-from embedrock._arrays import ArrayLike, as_host, as_keys, crossing_dtype
+from embedrock._arrays import ArrayLike, as_host, as_keys, crossing_dtype, narrowed
 from embedrock._verbs import Floats
 from embedrock.errors import (
     BudgetError,
@@ -103,7 +103,7 @@ def load(
             raise MismatchError(f"there are {flat.size} keys for {total} rows, expected one each")
     for start, stop in blocks(table, total):
         block = np.arange(start, stop) if flat is None else flat[start:stop]
-        table.put(block, _as_float32(rows, start, stop), reset_state=True)
+        table.put(block, _as_float32(rows, start, stop, table.dtype), reset_state=True)
         if progress is not None:
             progress(stop, total)
     return total
@@ -292,10 +292,12 @@ class _BFloat16:
         return (self._bits[rows].astype(np.uint32) << 16).view(np.float32)
 
 
-def _as_float32(rows: Any, start: int, stop: int) -> Floats:
+def _as_float32(rows: Any, start: int, stop: int, stored: str) -> Floats:
     block = as_host(rows[start:stop], "source")
     if block.dtype.kind != "f":
         raise MisuseError(f"source is {block.dtype}, expected floating-point rows")
+    if block.dtype.itemsize > 4:
+        return narrowed(block, stored)
     return np.ascontiguousarray(block, np.float32)
 
 
