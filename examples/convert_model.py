@@ -26,8 +26,11 @@ with embedrock.nn.deferred(min_rows=1_000_000):
 made = embedrock.nn.convert(model, store, min_rows=1_000_000)
 print(made)
 
+small = [model.hours.weight]  # stays torch's, and is trained as the tables are
+dense = [p for p in embedrock.nn.dense_parameters(model) if not any(p is w for w in small)]
 optimizer = embedrock.optim.Together(
-    torch.optim.Adam(embedrock.nn.dense_parameters(model), lr=1e-3),
+    torch.optim.Adam(dense, lr=1e-3),
+    torch.optim.Adagrad(small, lr=0.05),
     embedrock.optim.RowWiseAdagrad(model, lr=0.05),
 )
 for _ in range(10):

@@ -78,6 +78,9 @@ class CommittedStore(Protocol):
     _state_taken: bool
     """Whether somebody took over what that commit has beside rows, or this handle made it."""
 
+    def _take_state(self) -> None:
+        """Notes that it was taken over."""
+
     def _stored_state(self) -> dict[str, bytes]:
         """The named byte strings of that commit, for a look at them."""
 
@@ -316,7 +319,7 @@ def resume(
         warn(f"{elsewhere}: {begins} stay as they are here")
     elif not store.read_only:
         _restore_random(states["random"])
-    store._state_taken = True
+    store._take_state()
     return store.step
 
 

@@ -260,7 +260,8 @@ class Table:
         ``state`` both are written; with ``reset_state=True`` the initial state is written without
         looking at what is stored, which spares the read.
 
-        Shapes: ``keys (*,), values (*, embedding_dim), state (*, state_words)``, rows float32.
+        Shapes: ``keys (*,), values (*, embedding_dim), state (*, state_words)``, rows float32;
+        values may be doubles where the table stores 16 bits, to which they are rounded once.
 
         Errors: ``NonFiniteError`` for NaN and infinite values, and for those beyond the range of
         the table's dtype, unless ``non_finite`` is ``"skip"`` (such rows are left out) or

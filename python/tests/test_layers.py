@@ -22,7 +22,7 @@ GROUPS = {
     "ahead": "ahead",
     "store": "_verbs table store",
     "remote": "remote",
-    "files": "checkpoint weights",
+    "files": "checkpoint weights _states",
     "follow": "follow",
     "objects": "objects",
     "placement": "placement",

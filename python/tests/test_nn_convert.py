@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -308,3 +310,50 @@ def test_tables_may_be_at_a_server(tmp_path: Path) -> None:
             theirs = trained(plain, [torch.optim.SGD(plain.parameters(), lr=0.1)])
             np.testing.assert_allclose(ours, theirs, atol=1e-6)
         served.stop()
+
+
+RATES = [
+    (lambda small: [{"params": small, "lr": 0.05}], 0.05, None),
+    (lambda small: [{"params": small, "lr": 0.006}], 0.05, None),
+    (lambda small: small, 0.05, r"left hours with torch, whose Adam trains them at lr=0\.001"),
+    (lambda small: small, 1e-5, r"trained at lr=1e-05; give small tables .* of their own"),
+]
+
+
+@pytest.mark.parametrize(("groups", "rate", "said"), RATES)
+def test_small_tables_that_are_trained_at_another_rate_are_warned_of(
+    store: embedrock.Store, groups: Any, rate: float, said: str | None
+) -> None:
+    # Left with torch's Adam at 0.001 where the others had Adagrad at 0.05, they cost an AUC .015.
+    model = torch.nn.ModuleDict(
+        {"users": torch.nn.Embedding(ROWS, DIM), "hours": torch.nn.Embedding(5, DIM)}
+    )
+    nn.convert(model, store, min_rows=10, optimizer="sgd")
+    tables = optim.SGD(model, lr=rate)
+    small = torch.optim.Adam(groups([model["hours"].weight]), lr=0.001)
+    torch.optim.lr_scheduler.LambdaLR(small, lambda step: 0.0)  # a warm-up begins with no rate
+    for first in (True, False):
+        model["users"](torch.tensor([1, 2])).sum().backward()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            tables.step()
+        found = [str(one.message) for one in told if "left" in str(one.message)]
+        if said is None or not first:
+            assert found == []
+        else:
+            assert len(found) == 1 and re.search(said, found[0])
+    store.commit(1)
+
+
+def test_small_tables_of_several_groups_are_told_together(store: embedrock.Store) -> None:
+    parts = {"users": torch.nn.Embedding(ROWS, DIM)}
+    parts |= {f"s{i}": torch.nn.EmbeddingBag(3, DIM) for i in range(3)}
+    model = torch.nn.ModuleDict(parts)
+    nn.convert(model, store, min_rows=10, optimizer="sgd")
+    both = optim.Together(
+        torch.optim.SGD(nn.dense_parameters(model), lr=10.0), optim.SGD(model, lr=1.0)
+    )
+    model["users"](torch.tensor([1])).sum().backward()
+    with pytest.warns(UserWarning, match="left s0 and 2 more with torch, whose SGD .* lr=10.0"):
+        both.step()
+    store.commit(1)

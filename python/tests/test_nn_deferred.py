@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import subprocess
@@ -352,3 +353,20 @@ def test_a_model_of_ten_million_rows_is_built_in_less_memory_than_its_table(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "no room\n256 {'normal': {'mean': 0.0, 'std': 1.0}}\n"
+
+
+def test_a_deferred_model_that_is_called_says_what_is_missing(store: embedrock.Store) -> None:
+    # It ended in torch's "expected device meta".
+    with nn.deferred(min_rows=ROWS):
+        model = torch.nn.Sequential(torch.nn.Embedding(ROWS, DIM))
+        bags = torch.nn.Sequential(torch.nn.EmbeddingBag(ROWS, DIM))
+    for one in (model, bags, copy.deepcopy(model)):
+        with pytest.raises(
+            MisuseError,
+            match=rf"this Embedding(Bag)? of {ROWS} rows was built within .*deferred.*convert",
+        ):
+            one(torch.tensor([[1, 2]]))
+    nn.convert(model, store, optimizer="sgd")
+    assert model(torch.tensor([[1, 2]])).shape == (1, 2, DIM)
+    bags[0].weight = torch.nn.Parameter(torch.ones(ROWS, DIM))  # its owner gave it one
+    assert bags(torch.tensor([[1, 2]])).tolist() == [[1.0] * DIM]

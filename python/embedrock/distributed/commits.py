@@ -121,7 +121,7 @@ class RankCommits(RankPins):
 
     def state(self) -> dict[str, bytes]:
         """This rank's named byte strings of that commit."""
-        self._state_taken = True
+        self._take_state()
         return self._stored_state()
 
     def _stored_state(self) -> dict[str, bytes]:
@@ -134,9 +134,9 @@ class RankCommits(RankPins):
         """Whether somebody took it over, or the ranks made that commit."""
         return self.store._state_taken
 
-    @_state_taken.setter
-    def _state_taken(self, taken: bool) -> None:
-        self.store._state_taken = taken
+    def _take_state(self) -> None:
+        """Notes that it was taken over."""
+        self.store._take_state()
 
     def commit(
         self,

@@ -387,7 +387,7 @@ class _Opening:
         if self.store.step == step:
             return False
         self.store.go_back(step)
-        self.store._state_taken = False  # nobody asked for it: the ranks meet there
+        self.store._take_state(False)  # nobody asked for it: the ranks meet there
         return True
 
     def _same_commits(self, tokens: Sequence[str], step: int) -> None:

@@ -22,6 +22,7 @@ from embedrock._arrays import dtype_name
 from embedrock._rows import RowStore, RowTable
 from embedrock.errors import MismatchError, MisuseError, UnsupportedError
 from embedrock.initializers import InitializerLike
+from embedrock.nn import small
 from embedrock.nn.deferral import DeferredWeight, overrides, weight_of
 from embedrock.nn.embedding import Embedding, EmbeddingBag
 from embedrock.nn.module import RowsModule
@@ -92,7 +93,9 @@ def convert(
         model: The model that holds the modules.
         store: The open store, or one of a server (``embedrock.connect``).
         select: ``select(path, module)`` says whether to replace a module; None: all.
-        min_rows: Smaller tables stay as they are.
+        min_rows: Smaller tables stay as they are, which is faster. They are dense parameters then,
+            so that an optimizer of these trains them, at its rate: give them one of their own
+            (``docs/how-to/convert.md`` has the lines). Rates ten times apart are warned of.
         optimizer: As for ``Embedding``.
         dtype: What tables store: ``torch.float32``, ``torch.float16`` or ``torch.bfloat16``; None
             is the dtype of the weight, which outputs have in any case.
@@ -153,6 +156,9 @@ def convert(
     for weight in weights:
         for path, module in weight.modules.items():
             _leave(module, path)
+    for module in model.modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.num_embeddings < least:
+            small.leave(module)
     return {path: made[id(module)] for path, module in places.items()}
 
 

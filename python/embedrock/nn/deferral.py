@@ -16,6 +16,7 @@ import functools
 import inspect
 import operator
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -133,7 +134,7 @@ def deferred(min_rows: int = 0) -> Iterator[None]:
     drawn next differs from a run without the block. It holds for the calling thread.
 
     Args:
-        min_rows: The smallest table that is deferred.
+        min_rows: The smallest table that is deferred; give :func:`convert` the same.
 
     Errors: ``MisuseError``.
 
@@ -375,8 +376,23 @@ def _deferring(original: Callable[..., None]) -> Callable[..., None]:
         asked.pop("self")
         with mode.beginning(self, device):
             original(self, **asked)
+        self.forward = types.MethodType(forward, self)
 
     return constructor
+
+
+def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """That of a module whose weight was deferred, which has none while it is not converted.
+
+    Its name lets copies and pickles of the module find it again.
+    """
+    if getattr(self._parameters.get("weight"), "is_meta", False):
+        raise MisuseError(
+            f"this {type(self).__name__} of {self.num_embeddings} rows was built within "
+            f"embedrock.nn.deferred() and has no weight: call embedrock.nn.convert(model, store) "
+            f"before the model's forward"
+        )
+    return type(self).forward(self, *args, **kwargs)
 
 
 def _device_of(asked: Any) -> torch.device | None:

@@ -35,6 +35,7 @@ from embedrock._distinct import distinct
 from embedrock._rows import WAITING
 from embedrock._warnings import warn
 from embedrock.errors import MisuseError
+from embedrock.nn import small
 
 if TYPE_CHECKING:
     from embedrock._rows import RowTable
@@ -334,6 +335,7 @@ def _add_param_group(self: torch.optim.Optimizer, param_group: dict[str, Any]) -
     _add_param_group_of_torch(self, param_group)
     if "tables" in param_group:  # an optimizer of embedrock.optim
         return
+    small.watch(self)
     names = [getattr(each, WAITING, None) for each in self.param_groups[-1]["params"]]
     rows = ", ".join(repr(name) for name in names if name is not None)
     if rows:

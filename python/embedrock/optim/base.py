@@ -16,6 +16,7 @@ from embedrock._rows import CollectiveStore, RowStore, RowTable
 from embedrock._verbs import NON_FINITE, NonFinite
 from embedrock.clip import Clip, bounds, coefficient
 from embedrock.errors import MismatchError, MisuseError, NonFiniteError, UnsupportedError
+from embedrock.nn import small
 from embedrock.nn.fetch import to_host
 from embedrock.nn.module import rows_modules
 from embedrock.nn.pending import PendingRows
@@ -82,6 +83,8 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self.norm: float | None = None
         """The norm that the last step scaled, before it did; None without such a bound."""
         self._pending: dict[int, PendingRows] = {}
+        self._left: list[tuple[small.Weights, dict[str, Any]]] = []
+        """Small tables of the models that torch trains, with the group of those in the store."""
         super().__init__(_groups(modules), defaults)
 
     @classmethod
@@ -109,6 +112,9 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         super().add_param_group(
             {**param_group, "params": [pending.parameter for pending in pendings], "tables": names}
         )
+        left = small.left(param_group["params"])
+        if left:
+            self._left.append((left, self.param_groups[-1]))
         for pending in pendings:
             pending.has_optimizer = True
             self._pending[id(pending.parameter)] = pending
@@ -124,6 +130,9 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        compared, self._left = self._left, []  # all optimizers are made by the first step
+        for left, group in compared:
+            small.compare(left, group)
         waiting: dict[int, tuple[RowStore, list[_Batch]]] = {}
         for group in self.param_groups:
             for parameter in group["params"]:

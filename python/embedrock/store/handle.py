@@ -254,6 +254,10 @@ class Handle:
                 )
         return moved
 
+    def _take_state(self, taken: bool = True) -> None:
+        """Somebody took over what the commit has beside rows, or with False nobody did."""
+        self._state_taken = taken
+
     def _commits_with(self, name: str) -> None:
         """From now on every commit has the byte string of that name."""
         self._of_ranks = name
