@@ -56,6 +56,8 @@ class RowsModule(nn.Module):  # type: ignore[misc]
     distinct keys that were read, and after ``backward`` their gradient. At other times it lists
     nothing. ``clip_grad_norm_(model.parameters(), ...)`` and ``GradScaler`` work as with torch's
     modules; a list of parameters that was made before the forward has no rows in it.
+    ``torch.autograd.grad(loss, list(model.parameters()))`` gives the gradients of rows out, as
+    methods that weigh several losses ask for; set as ``grad`` of the parameter they train its rows.
 
     **Modes.** As in torch, gradients decide and ``train()`` and ``eval()`` change nothing here: a
     forward exposes rows when gradients are enabled and the module is not frozen. Under

@@ -34,14 +34,14 @@ from torch import Tensor, nn
 from embedrock._distinct import distinct
 from embedrock._rows import WAITING
 from embedrock._warnings import warn
-from embedrock.errors import MisuseError
+from embedrock.errors import MisuseError, UnsupportedError
 from embedrock.nn import small
 
 if TYPE_CHECKING:
     from embedrock._rows import RowTable
     from embedrock.nn.module import RowsModule
 
-__all__ = ["PendingRows", "Visit", "pending_rows"]
+__all__ = ["PendingRows", "Visit", "asks_for", "pending_rows"]
 
 Keys = npt.NDArray[np.int64]
 P = ParamSpec("P")
@@ -139,22 +139,14 @@ class PendingRows:
 
         Errors: ``MisuseError`` for rows that were read before the store went back.
         """
-        self._forget_gone()
-        if visit.returns != self._returns:
-            raise MisuseError(
-                f"backward of a forward on table {self.table.name!r} that was made before the "
-                f"store went back to an earlier commit; run the forward again"
-            )
+        self._refuse_gone(visit)
         if self.parameter.grad is None:
             self._received[:] = False
         if visit.generation != self._generation:
             self._place(visit)
         visit.done = self._unclaimed = True
         places, count = visit.places, len(self._keys)
-        self._received[slice(len(visit.keys)) if places is None else places] = True
-        if visit.skip is not None:
-            skipped = visit.skip if places is None else places[visit.skip]
-            self._received[skipped] = False
+        self._note_received(visit)
         merged = self.parameter.grad
         if places is None and len(visit.keys) == count:
             self.parameter.grad = gradient if merged is None else merged.add_(gradient)
@@ -164,6 +156,39 @@ class PendingRows:
         where = torch.from_numpy(np.arange(len(visit.keys)) if places is None else places)
         merged.index_add_(0, where.to(gradient.device), gradient)
         self.parameter.grad = merged
+
+    @_locked
+    def give(self, visit: Visit, gradient: Tensor, node: Any) -> Tensor:
+        """The gradient of a visit's rows ``(U, D)`` as that of the whole parameter, for who asked
+        for it with ``torch.autograd.grad``: it trains nothing, unless it becomes the parameter's.
+
+        Errors: ``MisuseError`` as for :meth:`receive`; ``UnsupportedError`` for a graph of it, and
+        where a later forward has added rows to the parameter.
+        """
+        if torch.is_grad_enabled():
+            raise UnsupportedError(
+                f"torch.autograd.grad(create_graph=True) over the rows of table "
+                f"{self.table.name!r}: there is no second gradient through rows; ask for that of "
+                f"the module's output, whose gradient has a graph"
+            )
+        self._refuse_gone(visit)
+        if visit.generation != self._generation:
+            self._place(visit)
+        shape = (len(self._keys), gradient.shape[1])
+        known = getattr(node, "_input_metadata", None)
+        if known and tuple(known[0].shape) != shape:
+            raise UnsupportedError(
+                f"torch.autograd.grad over the rows of table {self.table.name!r} after several "
+                f"forwards, of which a later one has added rows; ask before the next forward, or "
+                f"call backward for each loss and take the parameter's grad"
+            )
+        places = visit.places
+        self._note_received(visit)
+        if places is None and len(visit.keys) == shape[0]:
+            return gradient
+        where = torch.from_numpy(np.arange(len(visit.keys)) if places is None else places)
+        whole = gradient.new_zeros(shape)
+        return whole.index_add_(0, where.to(gradient.device), gradient)
 
     @_locked
     def gradient(self) -> tuple[Keys, Tensor] | None:
@@ -206,6 +231,22 @@ class PendingRows:
             module._parameters[name] = None
         self._shown.clear()
         self.follow_modules()
+
+    def _note_received(self, visit: Visit) -> None:
+        """Notes that a gradient of the visit's rows is there, but of its padding row."""
+        places = visit.places
+        self._received[slice(len(visit.keys)) if places is None else places] = True
+        if visit.skip is not None:
+            self._received[visit.skip if places is None else places[visit.skip]] = False
+
+    def _refuse_gone(self, visit: Visit) -> None:
+        """Refuses the gradient of rows that were read before the store went back."""
+        self._forget_gone()
+        if visit.returns != self._returns:
+            raise MisuseError(
+                f"backward of a forward on table {self.table.name!r} that was made before the "
+                f"store went back to an earlier commit; run the forward again"
+            )
 
     def _forget_gone(self) -> None:
         """Drops rows that were read before the store went back, and their gradients."""
@@ -310,9 +351,28 @@ class _Expose(torch.autograd.Function):  # type: ignore[misc]
         return rows.view_as(rows)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
-        ctx.pending.receive(ctx.visit, gradient.detach().contiguous())
-        return None, None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+        node = ctx.next_functions[0][0]
+        given = None
+        if asks_for(node) is None:
+            given = ctx.pending.give(ctx.visit, gradient.detach().contiguous(), node)
+        else:
+            ctx.pending.receive(ctx.visit, gradient.detach().contiguous())
+        return given, None, None, None
+
+
+def asks_for(node: Any) -> bool | None:
+    """Whether the backward under way is to leave a gradient with the parameter of a node; None: to
+    give it out, as ``torch.autograd.grad`` does."""
+    if node is None:
+        return False
+    try:
+        wanted: bool = torch._C._will_engine_execute_node(node)
+    except RuntimeError as error:
+        if "autograd.grad()" not in str(error):
+            raise
+        return None
+    return wanted
 
 
 _REGISTRY: weakref.WeakValueDictionary[tuple[int, str], PendingRows] = weakref.WeakValueDictionary()

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from embedrock.nn.pending import PendingRows, Visit
+from embedrock.nn.pending import PendingRows, Visit, asks_for
 
 __all__ = ["Bags", "Part", "bags_of", "gather", "pool"]
 
@@ -202,31 +202,38 @@ class _Lookup(torch.autograd.Function):  # type: ignore[misc]
         return outputs[0] if len(outputs) == 1 else outputs
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         places, offsets = ctx.saved_tensors
         plan: _Plan = ctx.plan
-        wanted = _wanted(ctx, plan, gradients)
-        if any(wanted):
+        nodes = [node for node, _ in ctx.next_functions][-len(plan.parts) :]
+        wanted = _wanted(nodes, gradients)
+        given: list[Tensor | None] = [None] * len(plan.parts)
+        if any(each is not False for each in wanted):
             width = plan.parts[0].rows.shape[1]
             source, where = _sources(plan, gradients, places, offsets, width)
             sums = source.new_zeros(sum(plan.sizes), width).index_add_(0, where, source)
             by_part = (sums,) if len(plan.parts) == 1 else sums.split(plan.sizes)
-            for part, own, is_wanted in zip(plan.parts, by_part, wanted, strict=True):
-                if is_wanted:
-                    assert part.visit is not None
-                    if part.padding is not None:
-                        own[part.padding] = 0
+            for i, (part, own) in enumerate(zip(plan.parts, by_part, strict=True)):
+                if wanted[i] is False:
+                    continue
+                assert part.visit is not None
+                if part.padding is not None:
+                    own[part.padding] = 0
+                if wanted[i] is None:
+                    given[i] = part.pending.give(part.visit, own, nodes[i])
+                else:
                     part.pending.receive(part.visit, own)
-        return (None,) * (5 + len(plan.parts))
+        return (*(None,) * 5, *given)
 
 
-def _wanted(ctx: Any, plan: _Plan, gradients: Sequence[Tensor | None]) -> list[bool]:
-    """Whose gradient there is, and asked for: a backward may be limited to some parameters."""
-    nodes = [node for node, _ in ctx.next_functions][-len(plan.parts) :]
-    asked = [node is not None and torch._C._will_engine_execute_node(node) for node in nodes]
+def _wanted(nodes: Sequence[Any], gradients: Sequence[Tensor | None]) -> list[bool | None]:
+    """Whose gradient there is, and asked for: a backward may be limited to some parameters. None:
+    it is given out."""
+    asked = [asks_for(node) for node in nodes]
     if len(gradients) == 1:
         return asked if gradients[0] is not None else [False] * len(asked)
-    return [yes and one is not None for yes, one in zip(asked, gradients, strict=True)]
+    there = [one is not None for one in gradients]
+    return [yes if is_there else False for yes, is_there in zip(asked, there, strict=True)]
 
 
 def _sources(
