@@ -45,7 +45,9 @@ class Table:
 
     Tables come from :meth:`embedrock.store.Store.table`. A dense table (``num_embeddings`` given)
     has the keys ``0..num_embeddings``; a growing table takes any 64-bit key, and int64 -1 and
-    uint64 2**64 - 1 are the same one. A key that was never written reads as its initial row.
+    uint64 2**64 - 1 are the same one. So -1, which data often have where a value is missing, is a
+    key like any other: ``padding_idx=-1`` of a module keeps its row at zero and trains it never.
+    A key that was never written reads as its initial row.
 
     Keys are int64 or uint64 arrays of any shape ``(*,)``: NumPy, lists of ints, or anything that
     speaks DLPack, such as a ``torch.Tensor`` (detached; copied to the host from another device).

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ import pytest
 
 import embedrock
 from embedrock import LookaheadLoader, LookaheadWarning
-from embedrock.pipeline import announcing
+from embedrock.pipeline import advice, announcing
 from embedrock.pipeline.announcing import Announcing, Verdict
+from embedrock.pipeline.keys import TableKeys
 from windows import RecordingWindow
 
 ROWS, DIM = 60_000, 32
@@ -134,15 +136,15 @@ def test_memory_for_hardly_one_batch_is_told_once_with_what_would_do(
     (one,) = told
     found = re.fullmatch(
         r"look-ahead has passed over \d+ of \d+ batches: one has about ([\d,]+) distinct rows, and "
-        r"memory of 2 MiB holds ([\d,]+), expected 1\.1 times as many as "
-        r"one has, beside the window; (\d+) MiB, or batches of "
-        r"([\d.]+) times the size, would do",
+        r"memory of 2 MiB holds ([\d,]+), expected ([\d,]+), which leaves a window its share; "
+        r"([\d,]+) KiB, or batches of (\d+) % of the size, would do",
         str(one.message),
     )
     assert found is not None, one.message
-    rows, held, memory, times = (float(part.replace(",", "")) for part in found.groups())
-    assert 0.8 * size < rows <= size and held == rows_held
-    assert 3 <= memory <= 4 and 0.4 < times < 0.7
+    rows, held, need, memory, percent = (float(part.replace(",", "")) for part in found.groups())
+    times = percent / 100
+    assert 0.8 * size < rows <= size and held == rows_held < need
+    assert 3 << 10 <= memory <= 4 << 10 and 0.4 < times < 0.7
     counts = loader.stats()
     assert counts["skipped"] > 16 and store.stats()["memory"]["window_bytes"] == 0
     assert (counts["announced"] == 200) == bool(announce)
@@ -154,3 +156,29 @@ def test_memory_for_hardly_one_batch_is_told_once_with_what_would_do(
         for batch in fits:
             table.get(batch)
     assert fits.stats()["skipped"] < 30
+
+
+@pytest.mark.parametrize("rows", [1146, 1300, 1147, 2016, 100_000])
+def test_what_is_told_of_too_little_memory_agrees_with_itself(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # "1 MiB ... holds 2,016, expected 1.1 times as many as 1,146; 1 MiB would do".
+    class Store:
+        def stats(self) -> Any:
+            return {
+                "budget_bytes": 1 << 20,
+                "classes": [{"row_bytes": 64, "cache_capacity": 2016}],
+                "tables": [{"spec": {"name": "t"}, "row_bytes": 64}],
+            }
+
+    store: Any = Store()
+    table: Any = SimpleNamespace(name="t", store=store)
+    said = advice.passed_over(32, 34, [store], [TableKeys(table, np.arange(rows, dtype=np.uint64))])
+    found = re.search(
+        r"about ([\d,]+) .*holds ([\d,]+), expected ([\d,]+).*; ([\d,]+) (.)iB, .* of (\d+) %", said
+    )
+    assert found is not None, said
+    numbers = [int(part.replace(",", "")) for part in found.groups() if part not in "KM"]
+    assert numbers[0] == rows and numbers[1] == 2016 < numbers[2]
+    unit = {"K": 1 << 10, "M": 1 << 20}[found[5]]
+    assert numbers[3] * unit > 1 << 20 and 0 < numbers[4] < 100

@@ -8,6 +8,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -745,3 +746,39 @@ def test_beginning_and_ending_to_announce_changes_no_bit(
     counts = loader.stats()
     assert counts["handed_out"] == counts["announced"] + counts["resident"] == STEPS
     assert STEPS / 4 < counts["announced"] < STEPS * 3 / 4
+
+
+@pytest.mark.parametrize("way", ["pipeline", "lookahead"])
+def test_a_pass_behind_an_epochs_last_batch_says_that_it_has_none(
+    store: embedrock.Store, way: str
+) -> None:
+    # As torchdata's loaders do: the position behind the last batch is the end of that pass.
+    class Epochs:
+        def __init__(self) -> None:
+            self.place = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            while self.place < 3:
+                self.place += 1
+                yield torch.tensor([self.place])
+            self.place = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"place": self.place}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.place = state["place"]
+
+    module = nn.Embedding(None, 2, store=store, name="ids", optimizer="sgd")
+    loader, options = Epochs(), {"keys_of": lambda batch: {module: batch}}
+    wrapped: Any = embedrock.LookaheadLoader(loader, module, **options)
+    if way == "pipeline":
+        wrapped = Pipeline(module, loader, **options)
+    states = [loader.state_dict() for _ in wrapped]
+    loader.load_state_dict(states[-1] if states[-1]["place"] == 3 else {"place": 3})
+    with pytest.warns(UserWarning, match="pass over Epochs has no batch.*the next epoch"):
+        assert [*wrapped] == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len([*wrapped]) == 3
+        assert [*embedrock.LookaheadLoader([], module, **options)] == []

@@ -43,9 +43,10 @@ def passed_over(
         )
     memory = store.stats()["budget_bytes"]
     return (
-        f"{said}: one has about {rows:,} distinct rows, and memory of {_mib(memory)} MiB holds "
-        f"{capacity:,}, expected {_ROWS_MIN} times as many as one has, beside the window; "
-        f"{_mib(memory * share)} MiB, or batches of {1 / share:.2g} times the size, would do"
+        f"{said}: one has about {rows:,} distinct rows, and memory of {_size(memory)} holds "
+        f"{capacity:,}, expected {math.ceil(_MARGIN * _ROWS_MIN * rows):,}, which leaves a window "
+        f"its share; {_size(memory * share, more_than=memory)}, or batches of "
+        f"{min(max(math.floor(100 / share), 1), 99)} % of the size, would do"
     )
 
 
@@ -68,5 +69,11 @@ def _need(store: Store, batch: Iterable[TableKeys]) -> tuple[float, int, int]:
     return max(needs, default=(0.0, 0, 0))
 
 
-def _mib(count: float) -> int:
-    return math.ceil(count / (1 << 20))
+def _size(count: float, more_than: float = 0) -> str:
+    """Bytes as a budget is written, rounded up, and so that more is seen to be more."""
+    large = count >= 16 << 20 or count % (1 << 20) == 0
+    unit, name = (1 << 20, "MiB") if large else (1 << 10, "KiB")
+    units = math.ceil(count / unit)
+    if units * unit <= more_than:
+        units += 1
+    return f"{units:,} {name}"

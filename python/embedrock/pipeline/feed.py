@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from embedrock._warnings import warn
 from embedrock.errors import ClosedError, EmbedrockError, MisuseError
 from embedrock.pipeline import advice
 from embedrock.pipeline.announcing import Announcing, Reads
@@ -199,6 +200,8 @@ class Feed:
         if not self._held:
             self._exhausted = True
             raise StopIteration
+        if self._taken == 0 and isinstance(self._held[0].error, StopIteration):
+            self._tell_of_none()
         drawn = self._held.popleft()
         if self._unannounced and drawn is self._unannounced[0]:
             self._unannounced.popleft()
@@ -305,6 +308,15 @@ class Feed:
 
     def _skipped(self) -> int:
         return sum(window.stats()["skipped"] for window in self._windows)
+
+    def _tell_of_none(self) -> None:
+        """Says what a pass without a batch is, of a loader that a position may have been given."""
+        if self._stateful is not None:
+            warn(
+                f"this pass over {type(self._loader).__name__} has no batch: a position behind the "
+                f"last batch of an epoch, which a commit may have, is that of its end, and the "
+                f"next pass is the next epoch; go on with that one"
+            )
 
     def _measure(self) -> None:
         """Tells how long the last step took, and does as that decides."""
