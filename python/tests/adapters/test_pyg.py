@@ -433,9 +433,9 @@ def test_what_is_not_sampled_is_refused(pair: Any, store: embedrock.Store) -> No
     for wrong in ({"a": 1}, 3, "ab"):
         with pytest.raises(MisuseError, match="num_neighbors is"):
             pyg.NeighborSampler(graph, wrong)  # type: ignore[arg-type]
-    with pytest.raises(MisuseError, match="expected num_neighbors, or a sampler"):
+    with pytest.raises(MisuseError, match="expected either num_neighbors, or a sampler"):
         pyg.NeighborLoader(graph)
-    with pytest.raises(MisuseError, match="expected a BaseSampler"):
+    with pytest.raises(MisuseError, match="sampler is"):
         pyg.NeighborLoader(graph, sampler=3)
     with pytest.raises(MisuseError, match="the graph store has no edges"):
         pyg.NeighborSampler((pair[0], pyg.GraphStore()), [2])

@@ -15,6 +15,17 @@ from torch import Tensor
 
 from embedrock._arguments import instance, shown, text
 from embedrock._arrays import as_host
+from embedrock.adapters.pyg.attributes import (
+    Attribute,
+    Ids,
+    Key,
+    TensorAttr,
+    as_asked,
+    as_rows,
+    ids_of,
+    index_of,
+    named,
+)
 from embedrock.adapters.pyg.files import Directory
 from embedrock.errors import (
     ForkedError,
@@ -28,51 +39,8 @@ from embedrock.table import Table
 
 __all__ = ["FeatureStore"]
 
-Ids = npt.NDArray[np.int64]
-Key = tuple[Any, Any]
-"""(group_name, attr_name) of an attribute."""
-
 _BLOCK_BYTES = 16 << 20
 _IN_TABLES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-@dataclasses.dataclass
-class _Attribute:
-    """One attribute: in a table, or as an array."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    name: str | None = None
-    """The name of its table; None: it is an array."""
-    table: Table | None = None
-    """That table; None in other processes than the one that has the store open."""
-    array: Tensor | None = None
-    index: Tensor | None = None
-    """The ids of its rows, in the order in which they were put; None: 0 to N - 1."""
-    owned: bool = True
-    """Whether its table was made here, and holds rows by their place in ``index``."""
-    files: dict[str, str] = dataclasses.field(default_factory=dict)
-    _sorted: tuple[Ids, Ids] | None = None
-
-    def places(self, ids: Ids, named: str) -> Ids:
-        """Where the rows of these ids are. Errors: ``KeyRangeError``."""
-        if self.index is None:
-            size = self.shape[0] if self.owned else None
-            if size is not None and len(ids) and not 0 <= ids.min() <= ids.max() < size:
-                wrong = int(ids[(ids < 0) | (ids >= size)][0])
-                raise KeyRangeError(f"{named} has no row of id {wrong}: it has 0 to {size - 1}")
-            return ids
-        if self._sorted is None:
-            known = self.index.numpy()
-            order = np.argsort(known, kind="stable")
-            self._sorted = known[order], order
-        known, order = self._sorted
-        found = np.minimum(np.searchsorted(known, ids), max(len(known) - 1, 0))
-        missing = np.ones(len(ids), np.bool_) if len(known) == 0 else known[found] != ids
-        if missing.any():
-            wrong = int(ids[missing][0])
-            raise KeyRangeError(f"{named} has no row of id {wrong}: it was put with other ids")
-        return order[found]
 
 
 class FeatureStore(torch_geometric.data.FeatureStore):  # type: ignore[misc]
@@ -96,16 +64,22 @@ class FeatureStore(torch_geometric.data.FeatureStore):  # type: ignore[misc]
         prefix: What the names of tables begin with.
         tensor_attr_cls: As for PyTorch Geometric's class.
 
-    Semantics: ``put_tensor`` with an ``index`` names the ids of the rows, and ``get_tensor`` looks
-    ids up; None and ``[:]`` give all rows in the order in which they were put. What was removed is
-    a ``KeyError``. A matrix may be a mapped array; it is written in blocks.
+    Semantics: the first ``put_tensor`` of an attribute with an ``index`` names the ids of its rows.
+    Each later one, and ``update_tensor``, changes the rows of its index alone, as an assignment to
+    ``x[index]`` does; with None it puts another attribute in the place of this one. ``get_tensor``
+    looks ids up, and keeps the shape of the index; None and ``[:]`` are all rows in the order in
+    which they were put, and slices count in it. What was removed is a ``KeyError``. A matrix may be
+    a mapped array; it is written in blocks.
 
-    Errors: ``KeyRangeError`` for ids that were not put; ``ForkedError`` in a worker process, which
-    says how to make the loader; ``KeyError`` for an unknown attribute; otherwise those of tables.
+    Errors: ``KeyRangeError`` for ids that were not put; ``MisuseError`` for rows of another shape,
+    and for a removal with an index; ``MismatchError`` for rows of a dtype that would lose their
+    fraction; ``ForkedError`` in a worker process, which says how to make the loader; ``KeyError``
+    for an unknown attribute; otherwise those of tables.
 
     Blocking: reading waits for the pages of rows not in memory.
 
-    Durability: tables with the store's next commit, files at once.
+    Durability: tables with the store's next commit, files at once: each change of some rows of an
+    array with ``directory`` writes the array anew.
 
     >>> import torch
     >>> from embedrock.adapters import pyg
@@ -127,10 +101,10 @@ class FeatureStore(torch_geometric.data.FeatureStore):  # type: ignore[misc]
         tensor_attr_cls: Any = None,
     ) -> None:
         """Finds the attributes that the directory lists."""
-        super().__init__(tensor_attr_cls)
+        super().__init__(tensor_attr_cls or TensorAttr)
         self._store: Store | None = instance("store", store, Store)
         self._prefix = text("prefix", prefix)
-        self._attributes: dict[Key, _Attribute] = {}
+        self._attributes: dict[Key, Attribute] = {}
         self._directory = None if directory is None else Directory(directory, "features.json")
         if self._directory is not None:
             for entry in self._directory.read():
@@ -165,15 +139,16 @@ class FeatureStore(torch_geometric.data.FeatureStore):  # type: ignore[misc]
                 f"table {table.name!r} is in {table.store.path}, expected one of "
                 f"{self.store.path}, which has the features"
             )
-        self._keep((group_name, attr_name), _of_table(table))
+        self._keep((group_name, attr_name), Attribute.of_table(table))
 
     def keys_of(self, node: Any, group_name: Any = None) -> dict[Table, Ids]:
         """The keys that reading these nodes visits, by table, for look-ahead."""
-        ids = _ids(node)
+        ids = ids_of(node)
+        found = {key: self._find(key) for key in self._attributes if key[0] == group_name}
         return {
-            each.table: each.places(ids, _named(key))
-            for key, each in self._attributes.items()
-            if each.table is not None and key[0] == group_name
+            each.table: each.places(ids, named(key))
+            for key, each in found.items()
+            if each.table is not None
         }
 
     def get_all_tensor_attrs(self) -> list[Any]:
@@ -185,14 +160,20 @@ class FeatureStore(torch_geometric.data.FeatureStore):  # type: ignore[misc]
             found.append(attr)
         return found
 
+    def update_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> bool:
+        """As ``put_tensor``, which changes the rows of an index alone."""
+        return bool(self.put_tensor(tensor, *args, **kwargs))
+
     def _put_tensor(self, tensor: Any, attr: Any) -> bool:
         key = (attr.group_name, attr.attr_name)
         rows = tensor if isinstance(tensor, (Tensor, np.ndarray)) else as_host(tensor, "tensor")
+        if attr.index is not None and key in self._attributes:
+            return self._put_rows(rows, attr.index, key)
         if len(rows.shape) == 0:
-            raise MisuseError(f"{_named(key)} is a scalar, expected one row for each id")
-        index = _index_of(attr.index, int(rows.shape[0]), _named(key))
-        dtype = rows.dtype if isinstance(rows, Tensor) else _torch_dtype(rows, _named(key))
-        made = _Attribute(tuple(int(n) for n in rows.shape), dtype, index=index)
+            raise MisuseError(f"{named(key)} is a scalar, expected one row for each id")
+        index = index_of(attr.index, int(rows.shape[0]), named(key))
+        dtype = rows.dtype if isinstance(rows, Tensor) else _torch_dtype(rows, named(key))
+        made = Attribute(tuple(int(n) for n in rows.shape), dtype, index=index)
         if len(rows.shape) == 2 and dtype in _IN_TABLES and min(rows.shape) > 0:
             made.table = self._table_for(key, made)
             made.name = made.table.name
@@ -207,6 +188,45 @@ class FeatureStore(torch_geometric.data.FeatureStore):  # type: ignore[misc]
             _empty(before)
         return True
 
+    def _put_rows(self, rows: Any, index: Any, key: Key) -> bool:
+        """Changes some rows of an attribute that there is, and no other."""
+        found = self._find(key)
+        if found.name is not None and found.table is None:
+            _refuse_worker(None)
+        try:
+            places, shape = found.asked(index, named(key))
+        except KeyRangeError as error:
+            raise KeyRangeError(
+                f"{error}; a write with an index changes rows that there are: for others put the "
+                f"whole attribute anew (index=None, or remove_tensor first)"
+            ) from error
+        if places is None:
+            found.refuse_order()
+            places = np.arange(found.shape[0])
+        given = as_rows(rows, found, places, shape, named(key))
+        if found.table is None:
+            self._change_array(found, places, given)
+            return True
+        fresh = found.owned  # of a feature's row nothing is known beside its values
+        for start, stop in _blocks(found.table, len(places)):
+            keys, block = places[start:stop], _float32(given[start:stop])
+            found.table.put(keys, block, reset_state=fresh, non_finite="apply")
+        return True
+
+    def _change_array(self, found: Attribute, places: Ids, given: Tensor) -> None:
+        array = cast(Tensor, found.array)
+        directory = self._directory
+        if directory is not None:  # a mapping that is written to is in memory alone
+            array = directory.map(found.files["array"], found.dtype)
+        elif not found.copied:
+            array = array.detach().clone()
+        array[torch.from_numpy(places).to(array.device)] = given.to(array.device)
+        found.array, found.copied = array, True
+        if directory is not None:
+            found.files["array"] = directory.save(array)
+            found.array = directory.map(found.files["array"], found.dtype)
+            self._write_list()
+
     def _get_tensor(self, attr: Any) -> Any:
         return self._multi_get_tensor([attr])[0]
 
@@ -217,12 +237,12 @@ class FeatureStore(torch_geometric.data.FeatureStore):  # type: ignore[misc]
         for attr in attrs:
             key = (attr.group_name, attr.attr_name)
             found = self._find(key)
-            ids, single = _asked(attr.index, found, _named(key))
-            if found.name is None:
+            if found.name is not None and found.table is None:
+                _refuse_worker(None)
+            ids, shape = found.asked(attr.index, named(key))
+            if found.table is None:
                 array = cast(Tensor, found.array)
                 answer = array if ids is None else array[torch.from_numpy(ids)]
-            elif found.table is None:
-                _refuse_worker(None)
             elif ids is None:
                 answer = self._whole(found)
             else:
@@ -230,18 +250,27 @@ class FeatureStore(torch_geometric.data.FeatureStore):  # type: ignore[misc]
                 if len(ids):
                     batches.append((found.table, ids))
                     outs.append(answer)
-            answers.append((answer, single, attr.index))
+            answers.append((answer, shape, attr.index))
         if batches:
             try:
                 self.store.get(batches, outs)
             except ForkedError as error:
                 _refuse_worker(error)
-        return [_as_asked(*each) for each in answers]
+        return [as_asked(*each) for each in answers]
 
     def _remove_tensor(self, attr: Any) -> bool:
-        found = self._attributes.pop((attr.group_name, attr.attr_name), None)
-        if found is None:
+        key = (attr.group_name, attr.attr_name)
+        if key not in self._attributes:
             return False
+        index = attr.index
+        if isinstance(index, (Tensor, np.ndarray, list, tuple, int)) or (
+            isinstance(index, slice) and index != slice(None)
+        ):
+            raise MisuseError(
+                f"{named(key)} is removed as a whole, and an index was given: {shown(index)}; "
+                f"leave it out"
+            )
+        found = self._attributes.pop(key)
         self._write_list()
         _empty(found)
         return True
@@ -250,9 +279,8 @@ class FeatureStore(torch_geometric.data.FeatureStore):  # type: ignore[misc]
         found = self._find((attr.group_name, attr.attr_name))
         if attr.index is None:
             return found.shape
-        ids, single = _asked(attr.index, found, _named((attr.group_name, attr.attr_name)))
-        count = found.shape[:1] if ids is None else (len(ids),)
-        return found.shape[1:] if single else (*count, *found.shape[1:])
+        _, shape = found.asked(attr.index, named((attr.group_name, attr.attr_name)))
+        return (*shape, *found.shape[1:])
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the store: a worker process may sample, and reads no rows."""
@@ -263,13 +291,15 @@ class FeatureStore(torch_geometric.data.FeatureStore):  # type: ignore[misc]
         }
         return state
 
-    def _find(self, key: Key) -> _Attribute:
+    def _find(self, key: Key) -> Attribute:
         if key not in self._attributes:
-            there = ", ".join(map(_named, self._attributes)) or "none"
-            raise KeyError(f"there is no {_named(key)}; there are: {there}")
-        return self._attributes[key]
+            there = ", ".join(map(named, self._attributes)) or "none"
+            raise KeyError(f"there is no {named(key)}; there are: {there}")
+        found = self._attributes[key]
+        found.measure()
+        return found
 
-    def _table_for(self, key: Key, made: _Attribute) -> Table:
+    def _table_for(self, key: Key, made: Attribute) -> Table:
         """A table of the attribute's shape that no attribute has, made where there is none."""
         group = "__".join(key[0]) if isinstance(key[0], tuple) else key[0]
         base = self._prefix + ".".join(str(each) for each in (group, key[1]) if each is not None)
@@ -283,18 +313,17 @@ class FeatureStore(torch_geometric.data.FeatureStore):  # type: ignore[misc]
             name, made.shape[1], made.shape[0], optimizer="none", initializer=0.0, dtype=dtype
         )
 
-    def _fits(self, name: str, made: _Attribute, dtype: str) -> bool:
+    def _fits(self, name: str, made: Attribute, dtype: str) -> bool:
         if not self.store._has_table(name):
             return True
         table = self.store.table(name)
         shape = (table.num_embeddings, table.embedding_dim)
         return shape == made.shape and (table.dtype, table.optimizer["kind"]) == (dtype, "none")
 
-    def _whole(self, found: _Attribute) -> Tensor:
+    def _whole(self, found: Attribute) -> Tensor:
         """All rows, in the order in which they were put."""
         table = cast(Table, found.table)
-        if not found.owned and table.num_embeddings is None:
-            raise MisuseError(f"table {table.name!r} grows: its rows have no order; ask for ids")
+        found.refuse_order()
         rows = torch.empty(found.shape, dtype=found.dtype)
         try:
             for start, stop in _blocks(table, found.shape[0]):
@@ -303,7 +332,7 @@ class FeatureStore(torch_geometric.data.FeatureStore):  # type: ignore[misc]
             _refuse_worker(error)
         return rows
 
-    def _keep(self, key: Key, made: _Attribute) -> None:
+    def _keep(self, key: Key, made: Attribute) -> None:
         directory = self._directory
         if directory is not None:
             if made.array is not None:
@@ -329,20 +358,20 @@ class FeatureStore(torch_geometric.data.FeatureStore):  # type: ignore[misc]
         """Takes an attribute that is listed. Errors: ``NotFoundError``, ``MismatchError``."""
         group = tuple(entry["group"]) if isinstance(entry["group"], list) else entry["group"]
         key, shape = (group, entry["attr"]), tuple(entry["shape"])
-        made = _Attribute(shape, getattr(torch, entry["dtype"]), files=entry["files"])
+        made = Attribute(shape, getattr(torch, entry["dtype"]), files=entry["files"])
         if entry["table"] is None:
             made.array = directory.map(made.files["array"], made.dtype)
         else:
             if not self.store._has_table(entry["table"]):
                 raise NotFoundError(
-                    f"{directory.path} lists {_named(key)} in table {entry['table']!r}, which "
+                    f"{directory.path} lists {named(key)} in table {entry['table']!r}, which "
                     f"{self.store.path} does not have: it was never committed, or this is another "
                     f"store; take an empty directory and put the features again"
                 )
             table = self.store.table(entry["table"])
             if entry["owned"] and (table.num_embeddings, table.embedding_dim) != shape:
                 raise MismatchError(
-                    f"{directory.path} lists {_named(key)} with shape {shape}, and table "
+                    f"{directory.path} lists {named(key)} with shape {shape}, and table "
                     f"{table.name!r} of {self.store.path} is {table!r}: another store's list"
                 )
             made.table, made.name, made.owned = table, table.name, entry["owned"]
@@ -351,24 +380,11 @@ class FeatureStore(torch_geometric.data.FeatureStore):  # type: ignore[misc]
         self._attributes[key] = made
 
 
-def _of_table(table: Table) -> _Attribute:
-    size = len(table) if table.num_embeddings is None else table.num_embeddings
-    dtype = table._crossing_dtype
-    made = _Attribute((size, table.embedding_dim), getattr(torch, dtype), name=table.name)
-    made.table, made.owned = table, False
-    return made
-
-
-def _empty(attribute: _Attribute) -> None:
+def _empty(attribute: Attribute) -> None:
     """Gives the disk back that the rows of an attribute that is gone have taken."""
     if attribute.table is not None and attribute.owned:
         for start, stop in _blocks(attribute.table, attribute.shape[0]):
             attribute.table.delete(np.arange(start, stop))
-
-
-def _named(key: Key) -> str:
-    group, name = key
-    return f"attribute {name!r}" if group is None else f"attribute {name!r} of {group!r}"
 
 
 def _refuse_worker(error: Exception | None) -> NoReturn:
@@ -395,47 +411,3 @@ def _torch_dtype(array: npt.NDArray[Any], named: str) -> torch.dtype:
         return torch.from_numpy(np.empty(0, array.dtype)).dtype
     except TypeError as error:
         raise MisuseError(f"{named} is {array.dtype}, which PyTorch does not have") from error
-
-
-def _ids(index: Any) -> Ids:
-    if isinstance(index, Tensor):
-        index = index.detach().cpu().numpy()
-    array = np.asarray(index)
-    if array.dtype == np.bool_:
-        return np.flatnonzero(array)
-    if array.size == 0:
-        return np.empty(0, np.int64)
-    if array.dtype.kind not in "iu":
-        raise MisuseError(f"index is {shown(index)}, expected ids, a slice or None")
-    return array.astype(np.int64, copy=False).reshape(-1)
-
-
-def _index_of(index: Any, rows: int, named: str) -> Tensor | None:
-    """The ids of rows that are put, None where they are 0 to N - 1. Errors: ``MisuseError``."""
-    if index is None:
-        return None
-    ids = np.arange(rows)[index] if isinstance(index, slice) else _ids(index)
-    if len(ids) != rows:
-        raise MisuseError(f"{named} has {rows} rows and {len(ids)} ids, expected one each")
-    if np.array_equal(ids, np.arange(rows)):
-        return None
-    if len(np.unique(ids)) != rows:
-        raise MisuseError(f"{named} has an id twice, expected one row for each id")
-    return torch.from_numpy(ids.copy())
-
-
-def _asked(index: Any, found: _Attribute, named: str) -> tuple[Ids | None, bool]:
-    """Places of the rows that are asked for, None for all, and whether it is a single one."""
-    if index is None or (isinstance(index, slice) and index == slice(None)):
-        return None, False
-    if isinstance(index, slice):
-        return np.arange(*index.indices(found.shape[0])), False
-    single = isinstance(index, (int, np.integer)) and not isinstance(index, bool)
-    return found.places(_ids(index), named), single
-
-
-def _as_asked(rows: Tensor, single: bool, index: Any) -> Any:
-    answer = rows[0] if single else rows
-    if isinstance(index, np.ndarray) and answer.dtype != torch.bfloat16:
-        return answer.numpy()
-    return answer

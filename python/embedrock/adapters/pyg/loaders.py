@@ -98,7 +98,11 @@ class NeighborLoader(_Announcing, torch_geometric.loader.NodeLoader):  # type: i
         embeddings: Modules of ``embedrock.nn``, or tables, in which the model looks up
             ``batch.n_id``: their rows are read ahead.
         replace: Whether a neighbour can be drawn more than once.
-        sampler: Another sampler of nodes, instead of ``num_neighbors`` and ``replace``.
+        sampler: A sampler of ``torch.utils.data``, such as PyTorch Geometric's
+            ``ImbalancedSampler``, says which seeds come and in which order. A ``BaseSampler`` is
+            taken for ``neighbor_sampler``.
+        neighbor_sampler: Another sampler of neighbours, instead of ``num_neighbors`` and
+            ``replace``.
         depth, announce: As for :class:`embedrock.LookaheadLoader`.
         **kwargs: Those of PyTorch Geometric's ``NodeLoader`` and of PyTorch's ``DataLoader``.
 
@@ -126,12 +130,14 @@ class NeighborLoader(_Announcing, torch_geometric.loader.NodeLoader):  # type: i
         embeddings: Any = (),
         replace: bool = False,
         sampler: Any = None,
+        neighbor_sampler: Any = None,
         depth: int = 512,
         announce: bool | None = None,
         **kwargs: Any,
     ) -> None:
         """Makes the sampler."""
-        sampler, nodes = _sampler(data, num_neighbors, replace, sampler, kwargs)
+        given = (neighbor_sampler, sampler)
+        sampler, nodes = _sampler(data, num_neighbors, replace, given, kwargs)
         super().__init__(data, sampler, input_nodes, filter_per_worker=False, **kwargs)
         self._announce(embeddings, nodes, depth, announce)
 
@@ -160,12 +166,14 @@ class LinkNeighborLoader(_Announcing, torch_geometric.loader.LinkLoader):  # typ
         embeddings: Any = (),
         replace: bool = False,
         sampler: Any = None,
+        neighbor_sampler: Any = None,
         depth: int = 512,
         announce: bool | None = None,
         **kwargs: Any,
     ) -> None:
         """Makes the sampler."""
-        sampler, nodes = _sampler(data, num_neighbors, replace, sampler, kwargs)
+        given = (neighbor_sampler, sampler)
+        sampler, nodes = _sampler(data, num_neighbors, replace, given, kwargs)
         if isinstance(data, (tuple, list)) and hasattr(edge_label_index, "shape"):
             edge_label_index = (None, edge_label_index)  # of a graph with one kind of edges
         super().__init__(data, sampler, edge_label_index, filter_per_worker=False, **kwargs)
@@ -173,9 +181,11 @@ class LinkNeighborLoader(_Announcing, torch_geometric.loader.LinkLoader):  # typ
 
 
 def _sampler(
-    data: Any, num_neighbors: Any, replace: bool, given: Any, options: dict[str, Any]
+    data: Any, num_neighbors: Any, replace: bool, samplers: tuple[Any, Any], options: dict[str, Any]
 ) -> tuple[Any, int]:
-    """A sampler, and of how many nodes it is; 0 where it does not say.
+    """A sampler of neighbours, and of how many nodes it is; 0 where it does not say.
+
+    Of ``samplers`` the second may be one of seeds, which the options take then.
 
     Errors: MisuseError, also for an option with which workers would read the store.
     """
@@ -184,12 +194,24 @@ def _sampler(
             "filter_per_worker is True, and worker processes cannot read the store; leave it out: "
             "workers sample, and the main process reads"
         )
+    given, seeds = samplers
+    if given is None and isinstance(seeds, torch_geometric.sampler.BaseSampler):
+        given, seeds = seeds, None
+    if given is not None and not isinstance(given, torch_geometric.sampler.BaseSampler):
+        raise MisuseError(f"neighbor_sampler is {shown(given)}, expected a BaseSampler")
+    if seeds is not None:
+        if isinstance(seeds, (str, bytes, dict)) or not hasattr(seeds, "__iter__"):
+            raise MisuseError(
+                f"sampler is {shown(seeds)}, expected a sampler of torch.utils.data, which says "
+                f"what seeds come, or a BaseSampler of torch_geometric, which draws neighbours"
+            )
+        options["sampler"] = seeds
     if (num_neighbors is None) == (given is None):
-        raise MisuseError("expected num_neighbors, or a sampler instead")
+        raise MisuseError(
+            "expected either num_neighbors, or a sampler of neighbours instead (neighbor_sampler)"
+        )
     if given is None:
         given = NeighborSampler(data, num_neighbors, replace=replace)
-    elif not isinstance(given, torch_geometric.sampler.BaseSampler):
-        raise MisuseError(f"sampler is {shown(given)}, expected a BaseSampler")
     nodes = getattr(given, "num_nodes", 0)
     return given, nodes if isinstance(nodes, int) else 0
 
