@@ -279,3 +279,106 @@ def test_without_pyarrow_it_says_what_to_install(
     ):
         with pytest.raises(ModuleNotFoundError, match="needs pyarrow: pip install pyarrow"):
             call()
+
+
+def lists_of_every_kind(values: Any) -> dict[str, Any]:
+    """Columns with the same rows ``(N, DIM)``."""
+    flat = pyarrow.array(values.reshape(-1))
+    fixed = pyarrow.FixedSizeListArray.from_arrays(flat, DIM)
+    count = len(values)
+    # Views may come in any order, and share what they see.
+    turned = pyarrow.array(np.ascontiguousarray(values[::-1]).reshape(-1))
+    begins = np.arange(count - 1, -1, -1) * DIM
+    sizes = np.full(count, DIM)
+    tensor = pyarrow.fixed_shape_tensor(flat.type, [DIM])
+    squares = pyarrow.fixed_shape_tensor(flat.type, [2, DIM // 2])
+    return {
+        "fixed": fixed,
+        "list": fixed.cast(pyarrow.list_(flat.type)),
+        "large list": fixed.cast(pyarrow.large_list(flat.type)),
+        "view": pyarrow.ListViewArray.from_arrays(
+            pyarrow.array(begins, pyarrow.int32()), pyarrow.array(sizes, pyarrow.int32()), turned
+        ),
+        "large view": pyarrow.LargeListViewArray.from_arrays(
+            pyarrow.array(begins), pyarrow.array(sizes), turned
+        ),
+        "tensor": pyarrow.ExtensionArray.from_storage(tensor, fixed),
+        "squares": pyarrow.ExtensionArray.from_storage(squares, fixed),
+    }
+
+
+@pytest.mark.parametrize("way", ["stream", ".parquet", ".arrow"])
+def test_lists_of_every_kind_are_rows(store: embedrock.Store, tmp_path: Path, way: str) -> None:
+    """Tensors of one shape, and views, were no columns of lists."""
+    values = np.random.default_rng(2).standard_normal((N, DIM), np.float32)
+    for kind, column in lists_of_every_kind(values).items():
+        if way == ".parquet" and "view" in kind:
+            continue  # which Parquet does not have
+        source: Any = pyarrow.table({"key": np.arange(N), "embedding": column})
+        if way == ".parquet":
+            parquet.write_table(source, tmp_path / "rows.parquet")
+            source = tmp_path / "rows.parquet"
+        elif way == ".arrow":
+            with pyarrow.ipc.new_file(str(tmp_path / "rows.arrow"), source.schema) as writer:
+                writer.write_table(source)
+            source = tmp_path / "rows.arrow"
+        table = store.table(kind, DIM)
+        assert weights.load(table, source) == N
+        assert np.array_equal(table.get(np.arange(N)), values), kind
+
+
+def test_lists_that_are_no_rows_are_named(store: embedrock.Store) -> None:
+    table = store.table("t", DIM)
+    values = np.zeros((N, DIM), np.float32)
+    columns = lists_of_every_kind(values)
+    keys = pyarrow.array(np.arange(N))
+    turned = pyarrow.fixed_shape_tensor(pyarrow.float32(), [2, 2], permutation=[1, 0])
+    other = pyarrow.ExtensionArray.from_storage(turned, columns["fixed"])
+    with pytest.raises(MisuseError, match="values lie in another order"):
+        weights.load(table, pyarrow.table({"key": keys, "embedding": other}))
+    wide = pyarrow.fixed_shape_tensor(pyarrow.float32(), [2 * DIM])
+    pairs = pyarrow.FixedSizeListArray.from_arrays(columns["fixed"].flatten(), 2 * DIM)
+    rows = pyarrow.ExtensionArray.from_storage(wide, pairs)
+    with pytest.raises(MismatchError, match="has lists of 8"):
+        weights.load(table, pyarrow.table({"key": keys[: N // 2], "embedding": rows}))
+    short = pyarrow.array([[1.0, 2.0, 3.0, 4.0], [1.0]], pyarrow.list_view(pyarrow.float32()))
+    with pytest.raises(MismatchError, match="row 1: 1 values, expected 4"):
+        weights.load(table, pyarrow.table({"key": [1, 2], "embedding": short}))
+    null = pyarrow.array([[1.0] * 4, None], pyarrow.list_view(pyarrow.float32()))
+    with pytest.raises(MisuseError, match="row 1: null"):
+        weights.load(table, pyarrow.table({"key": [1, 2], "embedding": null}))
+
+
+def test_what_arrow_raises_comes_as_ours(store: embedrock.Store) -> None:
+    table = store.table("t", DIM)
+    with pytest.raises(MisuseError, match="gives no stream of rows with columns"):
+        weights.load(table, pyarrow.chunked_array([[1.0, 2.0]]))
+
+    def breaks_off() -> Any:
+        yield from frame(np.arange(8), np.ones((8, DIM), np.float32)).to_batches()
+        raise KeyError("lost")
+
+    schema = frame(np.arange(1), np.ones((1, DIM), np.float32)).schema
+    reader = pyarrow.RecordBatchReader.from_batches(schema, breaks_off())
+    with pytest.raises(IoError, match=r"RecordBatchReader\) ended amid its rows.*lost") as caught:
+        weights.load(table, reader)
+    assert isinstance(caught.value.__cause__, pyarrow.ArrowException)
+    assert len(table) == 8  # earlier blocks are written
+
+
+def test_half_precision_is_widened_for_who_has_none(store: embedrock.Store) -> None:
+    table = trained(store, "float16")
+    as_it_is, widened = weights.to_arrow(table), weights.to_arrow(table, dtype="float32")
+    assert as_it_is.schema.field("embedding").type.value_type == pyarrow.float16()
+    assert widened.schema.field("embedding").type.value_type == pyarrow.float32()
+    other = store.table("other", DIM, dtype="float16", optimizer="adagrad")
+    assert weights.load(other, widened) == N
+    assert np.array_equal(other.get(np.arange(N)), table.get(np.arange(N)))
+    with pytest.raises(MisuseError, match="dtype is 'float64', expected 'float32' or None"):
+        weights.to_arrow(table, dtype="float64")
+    duckdb = pytest.importorskip("duckdb")
+    reader = weights.to_arrow(table, dtype="float32")  # noqa: F841  DuckDB finds it by name
+    found = duckdb.sql("SELECT key, embedding FROM reader WHERE key % 2 = 0")
+    half = store.table("half", DIM, dtype="float16", optimizer="adagrad")
+    assert weights.load(half, found) == N // 2
+    assert np.array_equal(half.get([0, 4]), table.get([0, 4]))

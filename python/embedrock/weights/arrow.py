@@ -36,7 +36,9 @@ Progress = Callable[[int, int], object]
 _KEY, _STATE, _EMBEDDING = "key", "state", "embedding"
 
 
-def to_arrow(table: Table, *, name: str = _EMBEDDING, state: bool = False) -> Any:
+def to_arrow(
+    table: Table, *, name: str = _EMBEDDING, state: bool = False, dtype: str | None = None
+) -> Any:
     """A table's rows as a ``pyarrow.RecordBatchReader``, which reads them as it is read.
 
     polars, DuckDB, pandas and others take it as it is (``polars.from_arrow``,
@@ -45,12 +47,13 @@ def to_arrow(table: Table, *, name: str = _EMBEDDING, state: bool = False) -> An
 
     Columns: ``key`` int64; ``embedding`` (``name``) a fixed-size list of ``embedding_dim`` values,
     of float32 or float16; with ``state``, ``state`` a fixed-size list of ``state_words`` float32.
-    Bfloat16, which Arrow has not, and quantised rows come as float32. The schema's metadata have
-    ``embedrock.table``, ``embedrock.step`` (of the last commit, ``""`` before the first),
-    ``embedrock.dtype`` and ``embedrock.optimizer``.
+    Bfloat16, which Arrow has not, and quantised rows come as float32; with ``dtype="float32"``
+    those of float16 do, too, for DuckDB and others that have no half precision. The schema's
+    metadata have ``embedrock.table``, ``embedrock.step`` (of the last commit, ``""`` before the
+    first), ``embedrock.dtype`` and ``embedrock.optimizer``.
 
     Errors: ``ModuleNotFoundError`` without pyarrow; ``MisuseError`` for ``state`` of a table that
-    has none.
+    has none, and for another ``dtype``.
 
     Blocking: reading a batch waits for its pages.
 
@@ -61,7 +64,9 @@ def to_arrow(table: Table, *, name: str = _EMBEDDING, state: bool = False) -> An
     """
     pyarrow = _pyarrow("embedrock.weights.to_arrow")
     instance("table", table, Table)
-    schema, batches, _ = _out(table, text("name", name), flag("state", state))
+    if dtype not in (None, "float32"):
+        raise MisuseError(f"dtype is {shown(dtype)}, expected 'float32' or None")
+    schema, batches, _ = _out(table, text("name", name), flag("state", state), dtype)
     return pyarrow.RecordBatchReader.from_batches(schema, batches)
 
 
@@ -138,7 +143,9 @@ def _pyarrow(what: str) -> Any:
     return pyarrow
 
 
-def _out(table: Table, name: str, state: bool) -> tuple[Any, Iterator[Any], int]:
+def _out(
+    table: Table, name: str, state: bool, dtype: str | None = None
+) -> tuple[Any, Iterator[Any], int]:
     """Schema, batches and how many rows they have."""
     pyarrow = _pyarrow("Arrow")
     if name in (_KEY, _STATE):
@@ -147,7 +154,7 @@ def _out(table: Table, name: str, state: bool) -> tuple[Any, Iterator[Any], int]
         raise MisuseError(f"table {table.name!r} has no optimizer state; leave state=True out")
     size = ids_of(table)
     total = len(table) if size is None else size
-    kind = "float16" if crossing_dtype(table.dtype) == "float16" else "float32"
+    kind = dtype or ("float16" if crossing_dtype(table.dtype) == "float16" else "float32")
     value = pyarrow.float16() if kind == "float16" else pyarrow.float32()
     fields = [
         pyarrow.field(_KEY, pyarrow.int64(), nullable=False),
@@ -193,9 +200,16 @@ def _opened(source: Any) -> Iterator[tuple[Any, Iterator[Any], int | None, str]]
     """Schema, batches, how many rows there are where that is known, and what it is called."""
     pyarrow = _pyarrow("reading Arrow and Parquet")
     if not isinstance(source, (str, os.PathLike)):
-        reader = pyarrow.RecordBatchReader.from_stream(source)
+        told = f"source ({type(source).__name__})"
+        try:
+            reader = pyarrow.RecordBatchReader.from_stream(source)
+        except pyarrow.ArrowException as error:
+            raise MisuseError(
+                f"{told} gives no stream of rows with columns: {_reason(error)}; give a table of "
+                f'Arrow, with a column "key" and one of lists of floats'
+            ) from error
         with reader:
-            yield reader.schema, iter(reader), None, f"source ({type(source).__name__})"
+            yield reader.schema, _taken(reader, told), None, told
         return
     path = named_path("source", source)
     if not path.exists():
@@ -214,6 +228,25 @@ def _opened(source: Any) -> Iterator[tuple[Any, Iterator[Any], int | None, str]]
                 schema, known = reader.schema, None
                 batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
         yield schema, _read(batches, path), known, str(path)
+
+
+def _taken(reader: Any, told: str) -> Iterator[Any]:
+    """The batches of a stream. Errors: ``IoError`` for what its maker cannot give."""
+    from pyarrow import ArrowException
+
+    while True:
+        try:
+            batch = reader.read_next_batch()
+        except StopIteration:
+            return
+        except (ArrowException, OSError) as error:
+            raise IoError(f"{told} ended amid its rows: {_reason(error)}") from error
+        yield batch
+
+
+def _reason(error: BaseException) -> str:
+    """What an error of Arrow says, without what only its makers read."""
+    return str(error).partition(" Detail: Python exception")[0].strip()
 
 
 def _read(batches: Iterator[Any], path: Path) -> Iterator[Any]:
@@ -272,6 +305,7 @@ class _Columns:
         if not self.keyed:
             return np.arange(done, done + len(batch))
         column = self._whole(batch, _KEY, done)
+        column = getattr(column, "storage", column)
         keys = column.to_numpy(zero_copy_only=False)
         if keys.dtype.kind not in "iu":
             raise MisuseError(
@@ -288,6 +322,7 @@ class _Columns:
 
     def _floats(self, batch: Any, name: str, width: int, done: int) -> npt.NDArray[np.float32]:
         column = self._whole(batch, name, done)
+        column = getattr(column, "storage", column)  # of a type that is made of another
         if not hasattr(column.type, "list_size"):
             lengths = column.value_lengths().to_numpy(zero_copy_only=False)
             odd = np.flatnonzero(lengths != width)
@@ -347,7 +382,13 @@ class _Columns:
         kind = self._there[name]
         if not _is_floats(kind):
             raise self.mismatch(f"a column {name!r} that is no list of floating-point values")
-        size = getattr(kind, "list_size", width)
+        order = getattr(kind, "permutation", None)
+        if order is not None and list(order) != sorted(order):
+            raise MisuseError(
+                f"column {name!r} of {self._told} is {kind}, whose values lie in another order; "
+                f"bring them into the order of rows first"
+            )
+        size = getattr(_storage_of(kind), "list_size", width)
         if size != width:
             raise MismatchError(
                 f"column {name!r} of {self._told} has lists of {size}, table "
@@ -358,8 +399,16 @@ class _Columns:
         return ", ".join(f"{name!r} {kind}" for name, kind in self._there.items()) or shown(None)
 
 
+def _storage_of(kind: Any) -> Any:
+    """The type of which an extension type is made, such as that of tensors of one shape."""
+    return getattr(kind, "storage_type", kind)
+
+
 def _is_floats(kind: Any) -> bool:
     from pyarrow import types
 
-    lists = (types.is_list, types.is_large_list, types.is_fixed_size_list)
-    return any(one(kind) for one in lists) and bool(types.is_floating(kind.value_type))
+    kind = _storage_of(kind)
+    names = ("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
+    lists = (getattr(types, f"is_{name}", None) for name in names)  # older ones have no views
+    is_list = any(one is not None and one(kind) for one in lists)
+    return is_list and bool(types.is_floating(kind.value_type))

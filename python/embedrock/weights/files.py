@@ -65,7 +65,8 @@ def load(
     Or it is a ``.parquet`` or ``.arrow`` file, or anything that gives a stream of Arrow
     (``__arrow_c_stream__``): a table or reader of pyarrow, a frame of polars or pandas, a relation
     of DuckDB. The column ``"key"`` has keys, if there is one, and ``name``, ``"embedding"`` or the
-    only column of lists of floats has rows. ``state`` takes the optimizer state of the column
+    only column of lists of floats has rows: lists of any kind, list views, and tensors of one shape
+    with as many values. ``state`` takes the optimizer state of the column
     ``"state"``, too. That is streamed, and its rows are counted as they come where the source does
     not know how many there are.
 
