@@ -28,7 +28,7 @@ def data():
 
 
 torch.manual_seed(0)
-with embedrock.open("trainer.store", memory="16MiB", keep=10) as store:
+with embedrock.open("trainer.store", memory="16MiB") as store:
     model = Scores(store)
     optimizer = embedrock.optim.Together(
         torch.optim.Adam(embedrock.nn.dense_parameters(model), lr=0.1),

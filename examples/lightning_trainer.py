@@ -44,7 +44,7 @@ def loader():
 
 torch.manual_seed(0)
 training, validation = loader(), loader()
-with embedrock.open("lightning.store", memory="16MiB", keep=10) as store:
+with embedrock.open("lightning.store", memory="16MiB") as store:
     model = Scores(store)
     checkpoints = pl.callbacks.ModelCheckpoint("checkpoints", monitor="loss", save_top_k=-1)
     trainer = pl.Trainer(

@@ -7,7 +7,7 @@ import numpy as np
 import embedrock
 from embedrock import objects
 
-url = Path("backups").absolute().as_uri()  # file:///…, or s3://bucket/model, gs://…, az://…
+url = Path("backups")  # or s3://bucket/model, gs://…, az://…
 
 keys = np.arange(50_000)
 with embedrock.open("model.store", memory="8MiB") as store:

@@ -219,6 +219,7 @@ class Store:
         create: bool = True,
         step: int | None = None,
         pin: str | None = None,
+        later_pins_stay: bool = False,
         read_only: bool = False,
         check_disk: bool = True,
         merge_reads: bool = True,
@@ -289,7 +290,7 @@ class Store:
     def seed(self, /) -> int:
         """The seed of initial rows."""
 
-    def check_may_go_back(self, /, sequence: int) -> None:
+    def check_may_go_back(self, /, sequence: int, later_pins_stay: bool) -> None:
         """Raises where a reader holds a commit later than that of this number, or one is
         pinned."""
 

@@ -91,7 +91,9 @@ class PendingCommit:
 
 def commit_of(info: Mapping[str, Any]) -> Commit:
     """A commit as the engine tells it."""
-    return Commit(**{**info, "meta": decode_meta(info["meta"])})
+    told = {**info, "meta": decode_meta(info["meta"])}
+    told.pop("writer", None)  # what tells it from commits of a copy is no one's to read
+    return Commit(**told)
 
 
 def encode_meta(meta: Any) -> str:

@@ -20,6 +20,7 @@ import withtorch
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 NEEDS_TORCH = {
+    "average_weights",
     "bring_a_model",
     "commit_and_resume",
     "convert_model",
@@ -101,6 +102,7 @@ SAYS = {
         r"(1,9\d\d|2,000) of 2,000 nodes have learned 64 values\n"
     ),
     "knowledge_graph": r"MRR 0\.[1-4]\d, Hits@10 0\.[5-9]\d, 1 scan of the table\n",
+    "average_weights": r"the average has learned: True\nrows are shared: True\n",
     "hf_trainer": r"(?s:.*)trained to step 32 and back to that of step (4|8|12|16|20|24|28)\n",
     "lightning_trainer": r"trained to step 32\nrows of the best, step (4|8|12|16|20|24|28)\n",
     "look_ahead": r"announced \d+ of 100 batches\npassed over \d+\n",

@@ -90,7 +90,7 @@ impl Store {
         segment_bytes=None, cold_directory=None, pmem_path=None,
         io="auto", policy="lfu", window_bytes=None, window_group=256, merge_picker="score",
         upkeep_scheduler="off", top_share=0.1, filters=false, keep=2, seed=0, create=true,
-        step=None, pin=None, read_only=false,
+        step=None, pin=None, later_pins_stay=false, read_only=false,
         check_disk=true, merge_reads=true))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
@@ -116,6 +116,7 @@ impl Store {
         create: bool,
         step: Option<u64>,
         pin: Option<String>,
+        later_pins_stay: bool,
         read_only: bool,
         check_disk: bool,
         merge_reads: bool,
@@ -143,6 +144,7 @@ impl Store {
             create,
             step,
             pin,
+            later_pins_stay,
             read_only,
             check_disk,
         };
@@ -300,10 +302,16 @@ impl Store {
         self.0.seed()
     }
 
-    /// Raises where a reader holds a commit later than that of this number, or one is pinned.
-    fn check_may_go_back(&self, py: Python<'_>, sequence: u64) -> PyResult<()> {
+    /// Raises where a reader holds a commit later than that of this number, or one is pinned that
+    /// is not to stay.
+    fn check_may_go_back(
+        &self,
+        py: Python<'_>,
+        sequence: u64,
+        later_pins_stay: bool,
+    ) -> PyResult<()> {
         self.check_call(py)?;
-        py.detach(|| self.0.check_may_go_back(sequence)).or_raise(py)
+        py.detach(|| self.0.check_may_go_back(sequence, later_pins_stay)).or_raise(py)
     }
 
     /// Whether the commit at hand is held, so that no writer drops it.

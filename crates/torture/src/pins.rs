@@ -132,7 +132,7 @@ impl Life<'_> {
         if later.is_empty() {
             return Ok(true);
         }
-        match self.store().check_may_go_back(sequence) {
+        match self.store().check_may_go_back(sequence, false) {
             Err(error) if error.kind() == ErrorKind::Misuse => {}
             Err(_) if self.medium.power_is_off() || self.is_doomed() => {}
             other => return Err(format!("going back from under {later:?}: {other:?}").into()),

@@ -15,6 +15,7 @@ from torch import nn
 from embedrock._arguments import instance
 from embedrock._loading import is_dense_only
 from embedrock._rows import RowStore, here
+from embedrock.adapters._pinning import CheckpointPins
 from embedrock.errors import MismatchError, NotFoundError, UnsupportedError
 from embedrock.nn import bond
 from embedrock.nn.module import RowsModule
@@ -39,9 +40,14 @@ def only_process(world_size: int, named: str) -> None:
         )
 
 
-def commit(store: Store, step: int) -> None:
-    """Commits under this step, unless the last commit has it and nothing has changed since."""
-    if store.step == step and store.uncommitted == (0, 0):
+def commit(pins: CheckpointPins, step: int) -> None:
+    """Commits under this step, unless the last commit has it and nothing has changed since.
+
+    Nor is there one where the store has gone back and nothing has changed: the commit that it is at
+    has these rows, and another one would drop what came after it.
+    """
+    store = pins.store
+    if store.uncommitted == (0, 0) and (store.step == step or pins.is_back()):
         return
     store.commit(step)
 
@@ -63,7 +69,9 @@ def restate(model: nn.Module, store: Store, state_dict: MutableMapping[str, Any]
 def go_back_for(model: nn.Module, store: Store, state_dict: Mapping[str, Any], named: str) -> None:
     """Brings the rows back that a ``state_dict`` was saved beside, where it says which they are.
 
-    What it does not say is left to the check of modules, which refuses rows of other steps.
+    Later commits stay, and later pins, until something changes: :meth:`CheckpointPins.drop_later`
+    comes before that. What it does not say is left to the check of modules, which refuses rows of
+    other steps.
 
     Rows stay as they are within ``embedrock.nn.loading_dense_only``, in which also
     ``embedrock.resume`` loads.
@@ -81,17 +89,20 @@ def go_back_for(model: nn.Module, store: Store, state_dict: Mapping[str, Any], n
         kept = store.commits()
         if kept and kept[-1].sequence == number and store.uncommitted == (0, 0):
             continue  # there already
+        pinned = [pin for pin in store._core.pins() if pin["sequence"] == number]
+        name = next((pin["name"] for pin in pinned if pin["step"] == step), None)
         same = [each.sequence for each in kept if each.step == step]
-        if same and same[-1] != number:
+        if name is None and same and same[-1] != number:
             continue  # the store has gone on by another way since
         try:
-            store.go_back(step)
+            store._look_back(step if name is None else name)
         except NotFoundError as error:
             if _fits(module, saved):
                 continue  # nothing has changed since
             raise NotFoundError(
                 f"{named} was saved beside the commit of step {step}, and {error}, as many as "
-                f"there are checkpoints to load"
+                f"there are checkpoints to load; Commits pins those of checkpoints that are where "
+                f"they were saved"
             ) from error
 
 

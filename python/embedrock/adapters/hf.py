@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from embedrock._arguments import function, whole
 from embedrock._optional import missing
 from embedrock.adapters import _restoring
+from embedrock.adapters._pinning import CheckpointPins
 from embedrock.store import Store
 
 __all__ = ["Commits", "commit_with"]
@@ -31,22 +34,27 @@ class Commits(_of_transformers("TrainerCallback")):  # type: ignore[misc]
     in place before they load the parameters. Pass it to the ``Trainer`` when that is made, with
     ``optimizers=(embedrock.optim.Together(...), scheduler)``.
 
-    The store has to keep the commits of all checkpoints that may be loaded: open it with a ``keep``
-    above ``save_total_limit``, and above how many checkpoints come after the best one.
+    The commit of each checkpoint is pinned as long as its folder is where it was saved, whoever
+    removes that, so the best model finds its rows however many checkpoints came after. Where
+    training goes on from an earlier one, later ones lose their rows, with a warning.
 
     Args:
         store: The open store with the tables of the model.
+        pin: False leaves commits to the store's ``keep``, which spares each checkpoint the writing
+            of an index (:meth:`embedrock.Store.pin`). ``keep`` then has to be above
+            ``save_total_limit``, and above how many checkpoints come after the best one.
 
-    Errors: ``NotFoundError`` for a checkpoint whose commit is not kept; ``UnsupportedError`` for
-    several processes; ``ModuleNotFoundError`` without transformers.
+    Errors: ``NotFoundError`` for a checkpoint whose commit is not kept, as that of one that was
+    moved may be; ``UnsupportedError`` for several processes; ``ModuleNotFoundError`` without
+    transformers.
 
-    Durability: the rows of a checkpoint are durable before its files are written.
+    Durability: the rows of a checkpoint are durable, and pinned, before its files are written.
 
     >>> from embedrock.adapters.hf import Commits
     >>> callbacks = [Commits(store)]
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, pin: bool = True) -> None:
         """Takes the store."""
         if importlib.util.find_spec("transformers") is None:
             raise ModuleNotFoundError(
@@ -54,6 +62,7 @@ class Commits(_of_transformers("TrainerCallback")):  # type: ignore[misc]
                 name="transformers",
             )
         self.store = _restoring.the_store(store)
+        self._pins = CheckpointPins(self.store, pin)
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Goes back before a state is loaded."""
@@ -62,10 +71,11 @@ class Commits(_of_transformers("TrainerCallback")):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         """Commits from here on as soon as anything decides that a checkpoint is saved."""
+        self.drop_later()
         watched = TrainerControl(**dataclasses.asdict(control))
 
         def commit() -> None:
-            _restoring.commit(self.store, state.global_step)
+            self._commit(args, state)
 
         watched.before_saves = commit
         # It saves by itself, and asks for the end of training first.
@@ -75,16 +85,39 @@ class Commits(_of_transformers("TrainerCallback")):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Commits where it was decided before the step that a checkpoint is saved behind it."""
         if control.should_save:
-            _restoring.commit(self.store, state.global_step)
+            self._commit(args, state)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """As at the end of a step."""
         if control.should_save:
-            _restoring.commit(self.store, state.global_step)
+            self._commit(args, state)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Commits what another control than ours has let the Trainer save."""
-        _restoring.commit(self.store, state.global_step)
+        self._commit(args, state)
+        self._pins.saved(_folder(args, state), is_sure=True)
+        self._pins.tidy()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Takes the pins of checkpoints away that are gone."""
+        self._pins.tidy()
+
+    def drop_later(self) -> None:
+        """Unpins the checkpoints after the commit that the store is at, so that it can change.
+
+        ``train`` does so by itself. Behind ``load_best_model_at_end`` it lets ``store.commit`` make
+        the best rows the last ones. Warns with the checkpoints that lose their rows.
+        """
+        self._pins.drop_later()
+
+    def _commit(self, args: Any, state: Any) -> None:
+        _restoring.commit(self._pins, state.global_step)
+        self._pins.hold(_folder(args, state))
+
+
+def _folder(args: Any, state: Any) -> str:
+    """Where the Trainer saves the checkpoint of this step."""
+    return os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
 
 
 class TrainerControl(_of_transformers("TrainerControl")):  # type: ignore[misc]
@@ -105,34 +138,61 @@ class TrainerControl(_of_transformers("TrainerControl")):  # type: ignore[misc]
             self.before_saves()
 
 
-def commit_with(accelerator: Any, store: Store, step: Callable[[], int] | None = None) -> None:
+def commit_with(
+    accelerator: Any, store: Store, step: Callable[[], int] | None = None, *, pin: bool = True
+) -> None:
     """Commits the store with each ``accelerator.save_state``, and goes back with ``load_state``.
 
     ``step`` gives the number of the commit; None: one more than that of the last commit. The rows
-    are durable before the files of the state are written.
+    are durable before the files of the state are written, and pinned as long as its folder is
+    there; ``pin=False`` leaves that to the store's ``keep``. A forward in training mode after a
+    state was loaded goes on from there: later states lose their rows, with a warning.
 
     Errors: as for :class:`Commits`.
 
     >>> from embedrock.adapters.hf import commit_with
     >>> commit_with(accelerator, store)  # doctest: +SKIP
     """
-    _restoring.the_store(store)
+    pins = CheckpointPins(_restoring.the_store(store), pin)
     function("step", step, "no arguments that returns the number of the step")
     _restoring.only_process(accelerator.num_processes, "Accelerator")
 
     def save(models: list[nn.Module], weights: list[dict[str, Any]], output_dir: str) -> None:
         last = -1 if store.step is None else store.step
         number = last + 1 if step is None else whole("step", step(), 0)
-        _restoring.commit(store, number)
+        saved()
+        _restoring.commit(pins, number)
+        pins.tidy()
+        pins.hold(output_dir)
+        last_saved[:] = [output_dir]
         for model, state in zip(models, weights, strict=False):
             _restoring.restate(model, store, state)
 
     def load(models: list[nn.Module], input_dir: str) -> None:
+        saved()
         for model in models:
             _go_back_before_loads(model, store)
+            _drop_later_before_training(model, pins)
+
+    last_saved: list[str] = []
+
+    def saved() -> None:  # nothing tells when the files of a state are there
+        while last_saved:
+            pins.saved(last_saved.pop(), is_sure=True)
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
+
+
+def _drop_later_before_training(model: nn.Module, pins: CheckpointPins) -> None:
+    """Before the first forward of training, the pins go of what is later than its rows."""
+
+    def before(module: nn.Module, _: Any) -> None:
+        if module.training and torch.is_grad_enabled():
+            handle.remove()
+            pins.drop_later()
+
+    handle = model.register_forward_pre_hook(before)
 
 
 class _GoesBack:

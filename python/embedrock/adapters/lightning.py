@@ -11,6 +11,7 @@ from typing import Any
 
 from embedrock._optional import missing
 from embedrock.adapters import _restoring
+from embedrock.adapters._pinning import CheckpointPins
 from embedrock.store import Store
 
 __all__ = ["Commits"]
@@ -37,25 +38,32 @@ class Commits(_callback()):  # type: ignore[misc]
     ``"best"`` and ``"last"`` included, brings the rows back in place before it loads the
     parameters.
 
-    The store has to keep the commits of all checkpoints that may be loaded: open it with a ``keep``
-    above the ``save_top_k`` of ``ModelCheckpoint``, and above how many checkpoints come after the
-    best one. An exception in training leaves the store at its last commit once it is opened again.
+    The commit of each checkpoint is pinned as long as its file is where it was saved, whoever
+    removes that, so ``ckpt_path="best"`` finds its rows however many checkpoints came after. Where
+    training goes on from an earlier one, later ones lose their rows, with a warning; evaluation
+    loses nothing. An exception in training leaves the store at its last commit once it is opened
+    again.
 
     Args:
         store: The open store with the tables of the model.
+        pin: False leaves commits to the store's ``keep``, which spares each checkpoint the writing
+            of an index (:meth:`embedrock.Store.pin`). ``keep`` then has to be above the
+            ``save_top_k`` of ``ModelCheckpoint``, and above how many checkpoints come after the
+            best one.
 
-    Errors: ``NotFoundError`` for a checkpoint whose commit is not kept; ``UnsupportedError`` for
-    several processes.
+    Errors: ``NotFoundError`` for a checkpoint whose commit is not kept, as that of one that was
+    moved may be; ``UnsupportedError`` for several processes.
 
-    Durability: the rows of a checkpoint are durable before its file is written.
+    Durability: the rows of a checkpoint are durable, and pinned, before its file is written.
 
     >>> from embedrock.adapters.lightning import Commits
     >>> callbacks = [Commits(store)]
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, pin: bool = True) -> None:
         """Takes the store."""
         self.store = _restoring.the_store(store)
+        self._pins = CheckpointPins(self.store, pin)
         self._module: Any = None
         self._saving: weakref.WeakSet[Any] = weakref.WeakSet()
         """Trainers whose saves commit."""
@@ -78,9 +86,25 @@ class Commits(_callback()):  # type: ignore[misc]
 
         pl_module.on_load_checkpoint = on_load_checkpoint
 
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Takes leave of checkpoints after the one that training goes on from."""
+        self.drop_later()
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """Takes the pins of checkpoints away that are gone."""
+        self._pins.tidy()
+
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Leaves the module as it was."""
         self._release()
+
+    def drop_later(self) -> None:
+        """Unpins the checkpoints after the commit that the store is at, so that it can change.
+
+        ``fit`` does so by itself. Behind ``validate(ckpt_path="best")`` it lets ``store.commit``
+        make the best rows the last ones. Warns with the checkpoints that lose their rows.
+        """
+        self._pins.drop_later()
 
     def _release(self) -> None:
         module, self._module = self._module, None
@@ -99,9 +123,14 @@ class Commits(_callback()):  # type: ignore[misc]
         saves = trainer.save_checkpoint
 
         @functools.wraps(saves)
-        def save_checkpoint(*args: Any, **kwargs: Any) -> None:
-            if self in trainer.callbacks:
-                _restoring.commit(self.store, trainer.global_step)
-            saves(*args, **kwargs)
+        def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> None:
+            commits = self in trainer.callbacks
+            if commits:
+                _restoring.commit(self._pins, trainer.global_step)
+                self._pins.tidy()
+                self._pins.hold(filepath)
+            saves(filepath, *args, **kwargs)
+            if commits:
+                self._pins.saved(filepath)
 
         trainer.save_checkpoint = save_checkpoint

@@ -149,7 +149,7 @@ def measure(
 
 
 def _open(store: str, budget: int, io: str, merge_reads: bool) -> embedrock.Store:
-    def engine(_back_to: int | str | None) -> _core.Store:
+    def engine(_: int | str | None, /, *, later_pins_stay: bool = False) -> _core.Store:
         return _core.Store(store, str(budget), io=io, merge_reads=merge_reads, create=False)
 
     return embedrock.Store(engine, Path(store), str(budget))

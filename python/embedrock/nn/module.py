@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from embedrock import initializers, optimizers
 from embedrock._arguments import shown, text
 from embedrock._arrays import crossing_dtype, dtype_name
+from embedrock._references import is_by_reference
 from embedrock._rows import RowStore, RowTable
 from embedrock.errors import MisuseError, UnsupportedError
 from embedrock.nn import bond
 from embedrock.nn.pending import PendingRows, pending_rows
-from embedrock.nn.references import is_by_reference, reduced
+from embedrock.nn.references import reduced
 
 __all__ = ["RowsModule", "TableArguments", "dense_parameters", "output_dtype", "rows_modules"]
 
@@ -123,9 +124,15 @@ class RowsModule(nn.Module):  # type: ignore[misc]
         """The tables that the module reads and trains."""
         return [pending.table for pending in self._pending.values()]
 
-    def __deepcopy__(self, memo: object) -> NoReturn:
-        """Refused: a copy would train the same rows."""
-        raise MisuseError(f"{self._named()} cannot be copied: {_MAKE_ANEW}")
+    def __deepcopy__(self, memo: object) -> RowsModule:
+        """Itself by reference, or refused: a copy would train the same rows."""
+        if is_by_reference():
+            return self
+        raise MisuseError(
+            f"{self._named()} cannot be copied: {_MAKE_ANEW}; to average the dense parameters "
+            f"(AveragedModel, EMA, SWA), copy within embedrock.nn.by_reference(), where copies "
+            f"share the rows"
+        )
 
     def __reduce_ex__(self, protocol: object) -> Any:
         """By reference, or refused: the rows are in the store."""

@@ -1,4 +1,5 @@
-"""``by_reference``: modules that pickle as the store and the table where their rows are.
+"""``by_reference``: modules that pickle as the store and the table where their rows are, and whose
+copies share the rows.
 
 Owns the way from a pickle back to a store. A pickle has no rows: it says which they were, as a
 state dict does, and what is unpickled beside others is refused.
@@ -7,10 +8,10 @@ state dict does, and what is unpickled beside others is refused.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+from embedrock._references import referring
 from embedrock._rows import RowStore, here
 from embedrock.errors import EmbedrockError, MismatchError, NotFoundError
 from embedrock.store import Store
@@ -20,21 +21,12 @@ from embedrock.store.registry import open_of
 if TYPE_CHECKING:
     from embedrock.nn.module import RowsModule
 
-__all__ = ["by_reference", "is_by_reference", "reduced"]
-
-
-class _References(threading.local):
-    """Whether this thread pickles by reference."""
-
-    depth = 0
-
-
-_references = _References()
+__all__ = ["by_reference", "reduced"]
 
 
 @contextlib.contextmanager
 def by_reference() -> Iterator[None]:
-    """Lets models with tables be pickled, with a reference to each store.
+    """Lets models with tables be pickled and copied, with a reference to each store.
 
     Within the block, ``torch.save(model, path)`` and ``pickle.dumps(model)`` keep of a module the
     path and the id of its store, the table's name and the module's arguments; rows stay in the
@@ -43,28 +35,29 @@ def by_reference() -> Iterator[None]:
     others than those that the model was pickled beside. So commit before another process unpickles.
     It holds for the calling thread.
 
+    Within it ``copy.deepcopy`` gives a model the same modules of tables, and stores, and copies of
+    all else. That is for averages of weights (``AveragedModel``, exponential ones, SWA): those of
+    the dense parameters are averaged, beside rows as they are. A copy that is trained, too, trains
+    the same rows.
+
     Errors: of pickling, ``UnsupportedError`` for a store at a server; of unpickling,
     ``NotFoundError`` where there is no such store or table, ``MismatchError`` where it is another
     store, or its rows are of another step, unless within :func:`loading_dense_only`.
 
-    >>> import pickle
+    >>> import pickle, torch
     >>> bag = embedrock.nn.EmbeddingBag(None, 4, store=store, name="words")
     >>> with embedrock.nn.by_reference():
     ...     pickled = pickle.dumps(bag)
     >>> again = pickle.loads(pickled)
     >>> again.store is store, again.table.name
     (True, 'words')
+    >>> with embedrock.nn.by_reference():
+    ...     averaged = torch.optim.swa_utils.AveragedModel(torch.nn.Sequential(bag))
+    >>> averaged.module[0] is bag
+    True
     """
-    _references.depth += 1
-    try:
+    with referring():
         yield
-    finally:
-        _references.depth -= 1
-
-
-def is_by_reference() -> bool:
-    """Whether the calling thread pickles by reference."""
-    return _references.depth > 0
 
 
 def reduced(

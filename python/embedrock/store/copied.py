@@ -37,15 +37,21 @@ class Facts(NamedTuple):
     step: int
     unix_time: int
     bytes_written: int
+    writer: int = 0
+    """Drawn by each opening of a store: a copy of its files may have made a commit in the same
+    second, as large. 0: of an earlier version."""
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Facts:
         """Of what the engine or JSON says. Errors: ``KeyError``, ``TypeError``, ``ValueError``."""
-        return cls(*(int(told[name]) for name in cls._fields))
+        numbers = [int(told[name]) for name in cls._fields if name != "writer"]
+        return cls(*numbers)._replace(writer=int(told.get("writer", 0)))
 
     def commit(self) -> Commit:
         """As ``Store.changes`` takes it; what does not tell commits apart is empty."""
-        return Commit(meta=None, rows_flushed=0, state_bytes=0, **self._asdict())
+        facts = self._asdict()
+        del facts["writer"]
+        return Commit(meta=None, rows_flushed=0, state_bytes=0, **facts)
 
 
 class Copied(NamedTuple):
@@ -61,6 +67,17 @@ class Copied(NamedTuple):
     """Where the source was."""
     buckets: str | None
     """The buckets whose keys were copied; None for all."""
+
+    def told(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        both = {"source": self.source._asdict(), "copy": self.copy._asdict()}
+        return {**self._asdict(), **both}
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Copied:
+        """Of what :meth:`told` has given. Errors: ``KeyError``, ``TypeError``, ``ValueError``."""
+        source, own = Facts.of(told["source"]), Facts.of(told["copy"])
+        return cls(str(told["store"]), source, own, str(told["path"]), told["buckets"])
 
 
 class Seen(NamedTuple):
@@ -97,12 +114,7 @@ def look_at(path: Path, step: int | None, pin: str | None) -> Seen | None:
 
 def write_note(destination: Path, note: Copied) -> None:
     """Writes the note of a copy, durably. Warns where it cannot: the copy is whole all the same."""
-    told = {
-        "format": _FORMAT,
-        **note._asdict(),
-        "source": note.source._asdict(),
-        "copy": note.copy._asdict(),
-    }
+    told = {"format": _FORMAT, **note.told()}
     draft = destination / f".{NOTE}.part"
     try:
         draft.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
@@ -119,13 +131,12 @@ def write_note(destination: Path, note: Copied) -> None:
         )
 
 
-def copied_from(store: Store) -> Copied | None:
-    """The note of a store; None where there is none that makes sense."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        told = json.loads((store.path / NOTE).read_text(encoding="utf-8"))
+def copied_from(path: Path) -> Copied | None:
+    """The note of the store at a path; None where there is none that makes sense."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        told = json.loads((path / NOTE).read_text(encoding="utf-8"))
         if told["format"] == _FORMAT:
-            source, own = Facts.of(told["source"]), Facts.of(told["copy"])
-            return Copied(str(told["store"]), source, own, str(told["path"]), told["buckets"])
+            return Copied.of(told)
     return None
 
 

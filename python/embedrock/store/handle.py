@@ -7,12 +7,12 @@ import json
 import os
 import secrets
 import weakref
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from embedrock import _core
 from embedrock._listeners import Listeners
+from embedrock._references import is_by_reference
 from embedrock._warnings import warn
 from embedrock.ahead.prefetch import Prefetcher
 from embedrock.commits import PendingCommit
@@ -30,8 +30,16 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "Handle"]
 
 H = TypeVar("H", bound="Handle")
-Engine: TypeAlias = Callable[["int | str | None"], _core.Store]
-"""Opens the engine's store: as ``embedrock.open`` was asked to, or at a step or a pin."""
+
+
+class Engine(Protocol):
+    """Opens the engine's store: as ``embedrock.open`` was asked to, or at a step or a pin."""
+
+    def __call__(
+        self, back_to: int | str | None, /, *, later_pins_stay: bool = False
+    ) -> _core.Store:
+        """``later_pins_stay``: a commit before pinned ones is opened, and refuses changes."""
+        ...
 
 
 class Handle:
@@ -146,8 +154,13 @@ class Handle:
     def __reduce__(self) -> Any:
         """Refuses to be pickled."""
         raise TypeError(
-            f"a store cannot be pickled or copied: open {self._path} in the process that uses it"
+            f"a store cannot be pickled or copied: open {self._path} in the process that uses it; "
+            f"to keep it out of Lightning's hyperparameters, save_hyperparameters(ignore=['store'])"
         )
+
+    def __deepcopy__(self: H, memo: object) -> H:
+        """Itself by reference, or refused."""
+        return self if is_by_reference() else self.__reduce__()
 
     def __repr__(self) -> str:
         if self._closed:
@@ -201,7 +214,7 @@ class Handle:
         of_step = [info["sequence"] for info in kept if info["step"] == step]
         return of_step or [pin["sequence"] for pin in pins if pin["step"] == step]
 
-    def _go_back(self, step: int | str) -> None:
+    def _go_back(self, step: int | str, later_pins_stay: bool) -> None:
         """Opens the engine's store anew, at a commit that is there, for every handle of a table."""
         commits = [*self._core.commits(), *self._later_commits()]
         specs = {table.name: self._core.table_info(table._handle)["spec"] for table in self._tables}
@@ -213,11 +226,12 @@ class Handle:
             moved = self._moved_reader(step, specs)
         else:
             moved = None
-            self._core.check_may_go_back(max(self._numbers_of(step), default=0))
+            number = max(self._numbers_of(step), default=0)
+            self._core.check_may_go_back(number, later_pins_stay)
         self._prefetcher.stop()
         self._core.close()
         try:
-            self._core = moved or self._engine(step)
+            self._core = moved or self._engine(step, later_pins_stay=later_pins_stay)
             handles = {name: self._core.find_table(name) for name in specs}
             for name, handle in handles.items():
                 if handle is None:  # it came after that commit

@@ -158,11 +158,12 @@ def open(
     }
     create, reads = flag("create", create), flag("read_only", read_only)
 
-    def engine(back_to: int | str | None) -> _core.Store:
+    def engine(back_to: int | str | None, /, *, later_pins_stay: bool = False) -> _core.Store:
         if back_to is None:
             return _core.Store(directory, budget, create=create, read_only=reads, **arguments)
         number, pin = step_or_pin("step", back_to)
         there = {**arguments, "step": number, "pin": pin}
+        there["later_pins_stay"] = later_pins_stay
         return _core.Store(directory, budget, create=False, read_only=reads, **there)
 
     def make() -> Store:

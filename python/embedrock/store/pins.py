@@ -107,6 +107,14 @@ class Pins(Handle):
         >>> store.go_back(1).step, 7 in table
         (1, False)
         """
+        return self._return_to(step, later_pins_stay=False)
+
+    def _look_back(self, step: int | str) -> Commit:
+        """As :meth:`go_back`, also where later commits are pinned: these stay, and every change is
+        refused until they are unpinned. That is for evaluation, which changes nothing."""
+        return self._return_to(step, later_pins_stay=True)
+
+    def _return_to(self, step: int | str, later_pins_stay: bool) -> Commit:
         to = text("step", step) if isinstance(step, str) else whole("step", step, 0)
         self._core.check_call()
         if self._pending is not None:
@@ -118,7 +126,7 @@ class Pins(Handle):
             last = self._core.last_commit()
             if last is not None and last["sequence"] not in numbers:
                 self._refuse_regions(to)
-        self._go_back(to)
+        self._go_back(to, later_pins_stay)
         return commit_of(self._core.commits()[-1])
 
     def _no_commit(self, step: int | str) -> NotFoundError:

@@ -158,6 +158,10 @@ pub struct CommitInfo {
     pub bytes_written: u64,
     /// Bytes of the named byte strings.
     pub state_bytes: u64,
+    /// Drawn by each opening of a store to write: tells its commits from those that a copy of the
+    /// store has made. 0: an earlier version made it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub writer: u64,
 }
 
 /// A name that keeps a commit until it is taken away.

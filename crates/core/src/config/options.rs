@@ -308,6 +308,8 @@ pub struct StoreOptions {
     pub step: Option<u64>,
     /// Go back to the commit that is pinned under this name.
     pub pin: Option<String>,
+    /// Go back although later commits are pinned: every change is refused until none is.
+    pub later_pins_stay: bool,
     /// Refuse every change and take no writer lock; sees the last commit.
     pub read_only: bool,
     /// Refuse a table whose rows, all written, would not fit on the disk.
@@ -340,6 +342,7 @@ impl StoreOptions {
             create: true,
             step: None,
             pin: None,
+            later_pins_stay: false,
             read_only: false,
             check_disk: true,
         }

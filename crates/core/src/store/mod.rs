@@ -114,12 +114,17 @@ pub(crate) struct Inner {
     /// Number of the term that begins with the first change.
     term: u64,
     pid: u32,
+    /// What commits of this opening have, and no others.
+    writer: u64,
     /// Shared by verbs; taken alone to capture a commit, by plan, modify, delete and close.
     engine: RwLock<Engine>,
     /// Commits, the open journal and what is owed to it.
     history: Mutex<History>,
     /// Pinned commits; none in a reader, which looks when it is asked.
     pins: Mutex<Pins>,
+    /// Pinned commits after the one that was gone back to, while the first change has not come,
+    /// which they refuse. Taken after `history`.
+    later_pins: Mutex<Pins>,
     /// Held by who pins or unpins.
     pinning: Mutex<()>,
     commit_gate: CommitGate,

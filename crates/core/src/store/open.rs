@@ -25,6 +25,8 @@ use crate::io::{DirectoryMedium, Medium, OpenMode};
 use crate::metrics::Metrics;
 use crate::storage::{self, OpenAt};
 use parking_lot::{Mutex, RwLock};
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -171,11 +173,14 @@ impl Store {
         if !matches!(Target::of(&options), Target::Last) {
             refuse_earlier(&*medium, &path, &recovered)?;
         }
-        let mut pins = Pins::default();
+        let (mut pins, mut later_pins) = (Pins::default(), Pins::default());
         if !options.read_only {
             pins = Pins::read(&*medium, seed)?;
             let opened = recovered.commits.last().map_or(0, |commit| commit.info.sequence);
-            pins.refuse_going_back(&*medium, &path, opened)?;
+            match options.later_pins_stay {
+                true => later_pins = pins.named_after(opened),
+                false => pins.refuse_going_back(&*medium, &path, opened)?,
+            }
             pins.forget_after(opened);
             refuse_held_beside(&*medium, &path, &recovered.commits, &pins)?;
         }
@@ -202,9 +207,11 @@ impl Store {
             seed,
             term,
             pid: std::process::id(),
+            writer: drawn(),
             engine: RwLock::new(engine),
             history: Mutex::new(history),
             pins: Mutex::new(pins),
+            later_pins: Mutex::new(later_pins),
             pinning: Mutex::new(()),
             commit_gate: super::CommitGate::default(),
             metrics: Metrics::default(),
@@ -310,6 +317,19 @@ fn new_superblock(path: &Path, seed: u64) -> Superblock {
         seed,
         created_by: concat!("embedrock ", env!("CARGO_PKG_VERSION")).to_owned(),
     }
+}
+
+/// A number that no other opening of a store draws, of 16 decimal digits: records of commits have
+/// one length.
+fn drawn() -> u64 {
+    const LEAST: u64 = 1_000_000_000_000_000;
+    // Its keys are random in each process, and others in each call.
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    if let Ok(since) = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH) {
+        hasher.write_u128(since.as_nanos());
+    }
+    LEAST + hasher.finish() % (9 * LEAST)
 }
 
 /// The folder that options name for regions, absolute.

@@ -43,9 +43,11 @@ impl Store {
         let inner = &*self.inner;
         inner.check_pin(name)?;
         let _one = inner.pinning.lock();
-        inner.prepare_writing()?;
-        let sequence = inner.to_be_pinned(step)?;
-        inner.pin(sequence, name)?;
+        if !inner.name_before_later(step, name)? {
+            inner.prepare_writing()?;
+            let sequence = inner.to_be_pinned(step)?;
+            inner.pin(sequence, name)?;
+        }
         let found = self.pins()?.into_iter().find(|pin| pin.name == name);
         found.ok_or_else(|| inner.not_pinned(name, ""))
     }
@@ -59,6 +61,9 @@ impl Store {
         let inner = &*self.inner;
         inner.check_writable()?;
         let _one = inner.pinning.lock();
+        if inner.unpin_later(name)? {
+            return Ok(());
+        }
         inner.prepare_writing()?;
         let engine = inner.exclusive()?;
         inner.check_writable()?;
@@ -200,8 +205,7 @@ impl Inner {
                 .map_err(|error| self.name_pins(&engine, error))?;
             next.add(pinned.clone());
         }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        next.name(sequence, name, now);
+        next.name(sequence, name, seconds_now());
         let kept = match written {
             Some(pinned) => keep_in(&engine, pinned),
             None => Ok(()),
@@ -236,6 +240,53 @@ impl Inner {
         self.poison_on_error(Pins::install(medium))?;
         *self.pins.lock() = next.clone();
         self.history.lock().pins_bytes = pins_bytes(medium)?;
+        Ok(())
+    }
+
+    /// Takes a name away from a commit after the one that was gone back to, which goes with the
+    /// first change. False where none has it.
+    fn unpin_later(&self, name: &str) -> Result<bool> {
+        let _engine = self.exclusive()?;
+        self.check_writable()?;
+        let mut later = self.later_pins.lock().clone();
+        if !later.take_name(name) {
+            return Ok(false);
+        }
+        let pins = self.pins.lock().clone();
+        self.write_with_later(pins, later)?;
+        Ok(true)
+    }
+
+    /// Gives a commit another name that is pinned already, while later pins keep the first change
+    /// from coming. False where there are none, or it is not pinned.
+    fn name_before_later(&self, step: u64, name: &str) -> Result<bool> {
+        let _engine = self.exclusive()?;
+        self.check_writable()?;
+        let mut later = self.later_pins.lock().clone();
+        if later.named().next().is_none() {
+            return Ok(false);
+        }
+        let sequence = self.to_be_pinned(step)?;
+        let mut pins = self.pins.lock().clone();
+        if !pins.has(sequence) {
+            return Ok(false);
+        }
+        later.take_name(name);
+        pins.name(sequence, name, seconds_now());
+        self.write_with_later(pins, later)?;
+        Ok(true)
+    }
+
+    /// Writes down which commits are pinned, durably, those after the one at hand among them.
+    fn write_with_later(&self, pins: Pins, later: Pins) -> Result<()> {
+        let medium = &*self.medium;
+        let history = &mut *self.history.lock();
+        let (all, seed) = (pins.and_later(&later), self.seed);
+        self.take_for_commit(history, all.disk_bytes(seed), |_| all.prepare(medium, seed))?;
+        self.poison_on_error(Pins::install(medium))?;
+        *self.pins.lock() = pins;
+        *self.later_pins.lock() = later;
+        history.pins_bytes = pins_bytes(medium)?;
         Ok(())
     }
 
@@ -344,7 +395,7 @@ impl Inner {
     fn pin_infos(&self, engine: &Engine) -> Result<Vec<PinInfo>> {
         let pins = match self.options.read_only {
             true => Pins::read(&*self.medium, self.seed)?,
-            false => self.pins.lock().clone(),
+            false => self.pins.lock().and_later(&self.later_pins.lock()),
         };
         let mut infos = Vec::new();
         for pinned in pins.named() {
@@ -400,6 +451,10 @@ impl Inner {
         let more = if more > 0 { format!(" and {more} more do") } else { String::new() };
         error.followed_by(format!("of pinned commits {named}{more}: unpin what can go"))
     }
+}
+
+fn seconds_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Tells the storages of an opened store what pinned commits need of their files.

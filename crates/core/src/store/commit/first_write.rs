@@ -45,10 +45,14 @@ impl Store {
     /// Refuses to go back to a commit, of this number, beside readers of later ones, or while later
     /// ones are pinned.
     ///
+    /// With `later_pins_stay` pins are no hindrance, as for the option of that name.
+    ///
     /// *Errors*: `Locked` naming the commit that is held; `Misuse` naming the pins; `Io`.
-    pub fn check_may_go_back(&self, sequence: u64) -> Result<()> {
-        let pins = self.inner.pins.lock().clone();
-        pins.refuse_going_back(&*self.inner.medium, &self.inner.path, sequence)?;
+    pub fn check_may_go_back(&self, sequence: u64, later_pins_stay: bool) -> Result<()> {
+        if !later_pins_stay {
+            let pins = self.inner.pins.lock().and_later(&self.inner.later_pins.lock());
+            pins.refuse_going_back(&*self.inner.medium, &self.inner.path, sequence)?;
+        }
         let none = Pins::default();
         let Some((_, newest)) = holds::span(&*self.inner.medium, &none)? else { return Ok(()) };
         if newest > sequence {
@@ -75,9 +79,11 @@ impl Inner {
             return Ok(());
         }
         let pins = self.pins.lock().clone();
-        refuse_held_beside(&*self.medium, &self.path, &history.kept, &pins)?;
         let sequence = |commit: Option<&CommitRecord>| commit.map_or(0, |c| c.info.sequence);
         let (last, first) = (sequence(history.kept.last()), sequence(history.kept.first()));
+        let later = self.later_pins.lock().clone();
+        later.refuse_going_back(&*self.medium, &self.path, last)?;
+        refuse_held_beside(&*self.medium, &self.path, &history.kept, &pins)?;
         let head = Head::new(last, first, self.term);
         history.spare = Spare::open(&*self.medium)?;
         if history.kept.is_empty() {

@@ -194,6 +194,7 @@ impl Inner {
             rows_flushed: 0,
             bytes_written: 0,
             state_bytes,
+            writer: self.writer,
         };
         let captured = self.capture_rows(&engine, info, record_bytes, written);
         if captured.is_err() {

@@ -239,6 +239,16 @@ impl Pins {
         Ok(())
     }
 
+    /// Those after this commit that have a name.
+    pub(in crate::store) fn named_after(&self, sequence: u64) -> Self {
+        Self(self.named().filter(|pinned| pinned.sequence > sequence).cloned().collect())
+    }
+
+    /// These, and others that are all later.
+    pub(in crate::store) fn and_later(&self, later: &Self) -> Self {
+        Self(self.0.iter().chain(&later.0).cloned().collect())
+    }
+
     /// Forgets commits after this one: nobody has them any more.
     pub(in crate::store) fn forget_after(&mut self, sequence: u64) {
         self.0.retain(|pinned| pinned.sequence <= sequence);

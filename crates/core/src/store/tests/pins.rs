@@ -340,6 +340,54 @@ fn going_back_is_refused_while_later_commits_are_pinned() {
 }
 
 #[test]
+fn a_store_that_goes_back_from_under_pins_loses_none_of_them_and_refuses_changes_until_they_go() {
+    each_kind(|| {
+        let (medium, points, _) = with_old_pin(4);
+        let store = open(&medium, options(2)).unwrap();
+        store.pin(8, "best").unwrap();
+        store.pin(9, "last").unwrap();
+        store.check_may_go_back(3, true).unwrap();
+        drop(store);
+        let back = |name| StoreOptions { later_pins_stay: true, ..at_pin(name, false, 2) };
+        let all = map(&[("old", 3), ("best", 8), ("last", 9)]);
+        let store = open(&medium, back("old")).unwrap();
+        check(&store, &points[&3], "back");
+        assert_eq!(names(&store), all);
+        let (mut rows, mut random) = (points[&3].clone(), Random(4));
+        for name in ["best", "last"] {
+            let error = change(&store, &mut rows.clone(), &mut random).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Misuse, "{error}");
+            assert!(error.message().contains("'last' (step 9)"), "{error}");
+            let error = commit(&store, 4, &mut random).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Misuse, "{error}");
+            // One that is pinned gets a name without a change.
+            store.pin(3, "more").unwrap();
+            assert_eq!(names(&store)["more"], 3);
+            store.pin(3, "old").unwrap();
+            let unknown = store.unpin("none").unwrap_err();
+            assert!([ErrorKind::Misuse, ErrorKind::NotFound].contains(&unknown.kind()), "{unknown}");
+            drop(open(&medium, at_pin("last", true, 2)).unwrap());
+            check(&store, &points[&3], "refused");
+            store.unpin(name).unwrap();
+        }
+        drop(store);
+        // They are gone by name, and the commits among the kept ones stay until the next change.
+        let store = open(&medium, options(2)).unwrap();
+        let two = map(&[("old", 3), ("more", 3)]);
+        assert_eq!((store.last_commit().unwrap().step, names(&store)), (9, two));
+        check(&store, &points[&9], "the last");
+        store.unpin("more").unwrap();
+        drop(store);
+        let store = open(&medium, back("old")).unwrap();
+        change(&store, &mut rows, &mut random).unwrap();
+        commit(&store, 4, &mut random).unwrap();
+        drop(store);
+        check(&open(&medium, options(2)).unwrap(), &rows, "gone on");
+        check_pins(&medium, &map(&[("old", 3)]), &points, "gone on");
+    });
+}
+
+#[test]
 fn a_reader_of_a_commit_that_is_unpinned_keeps_it_until_it_closes_or_moves() {
     each_kind(|| {
         let (medium, points, mut rows) = with_old_pin(5);
@@ -375,7 +423,7 @@ fn a_later_commit_that_was_unpinned_is_in_the_way_of_going_back_only_while_a_rea
         store.pin(9, "last").unwrap();
         let reader = open(&medium, at_pin("last", true, 2)).unwrap();
         store.unpin("last").unwrap();
-        let error = store.check_may_go_back(3).unwrap_err();
+        let error = store.check_may_go_back(3, false).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Locked, "{error}");
         assert!(error.message().contains("holds commit 9"), "{error}");
         drop(store);
