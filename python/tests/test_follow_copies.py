@@ -17,7 +17,7 @@ from embedrock.cli import main
 from embedrock.errors import MismatchError, MisuseError, NotFoundError
 from embedrock.follow import StoreFollowed, StoreFollower
 from embedrock.store import files
-from embedrock.store.copied import NOTE, Facts, copied_from, look_at
+from embedrock.store.copied import NOTE, copied_from, last_facts, look_at
 
 DIM = 4
 
@@ -120,6 +120,75 @@ def test_a_store_that_was_pulled_follows(source: Path, tmp_path: Path) -> None:
     refuses(other, source, MisuseError, "step 21", "was made by others")
 
 
+@pytest.mark.parametrize("way", ["pulled", "cp -r"])
+def test_commits_of_one_step_second_and_size_are_told_apart(tmp_path: Path, way: str) -> None:
+    """A follower took the commit of the pulled store for that of its source, and what had changed
+    in the one stayed among the rows of the other."""
+    for attempt in range(20):
+        source, other = tmp_path / f"source{attempt}", tmp_path / f"other{attempt}"
+        made(source, 100, 20, keep=4)
+        if way == "pulled":
+            objects.push(source, tmp_path / f"pushes{attempt}")
+            objects.pull(tmp_path / f"pushes{attempt}", other)
+        else:
+            shutil.copytree(source, other)
+        with opened(source) as one, opened(other) as two:
+            for store, value in ((one, 1.0), (two, 2.0)):
+                store.table("t").put([3], np.full((1, DIM), value, np.float32))
+            # Nothing lies between them but the clock.
+            one.commit(21)
+            two.commit(21)
+            facts = [last_facts(one), last_facts(two)]
+        assert facts[0] is not None and facts[1] is not None
+        if facts[0][:4] == facts[1][:4]:
+            break
+    else:
+        pytest.fail(f"{facts}: no two commits of one second and size")
+    go_on(source, 22)
+    refuses(other, source, MisuseError, "step 21", "was made by others")
+
+
+@pytest.mark.parametrize("followed", [False, True])
+def test_a_copy_that_was_pushed_and_pulled_is_one_still(
+    source: Path, tmp_path: Path, followed: bool
+) -> None:
+    """Its note stayed behind, so it was refused as no copy, and had to be copied anew."""
+    copy, pulled, url = tmp_path / "copy", tmp_path / "pulled", tmp_path / "pushes"
+    embedrock.copy(source, copy)
+    if followed:
+        go_on(source, 21)
+        follow(copy, source)
+    objects.push(copy, url)
+    objects.pull(url, pulled)
+    go_on(source, 22)
+    assert follow(pulled, source).step == 22
+    assert contents(pulled) == contents(source)
+    # A commit that others have made there is none of the source, and its push says nothing.
+    go_on(pulled, 23)
+    objects.push(pulled, url)
+    shutil.rmtree(pulled)
+    objects.pull(url, pulled)
+    go_on(source, 24)
+    refuses(pulled, source, MismatchError if not (pulled / NOTE).exists() else MisuseError, "copy")
+
+
+def test_a_note_is_no_part_of_another_push(source: Path, tmp_path: Path) -> None:
+    """A pull that goes on in the place of one that was cut off leaves nothing of that."""
+    copy, url = tmp_path / "copy", tmp_path / "pushes"
+    embedrock.copy(source, copy)
+    objects.push(copy, url)
+    place = tmp_path / "place"
+    objects.pull(url, place)
+    assert copied_from(place) == copied_from(copy)
+    shutil.rmtree(place)
+    place.mkdir()
+    (place / "unfinished-copy").touch()
+    shutil.copy(copy / NOTE, place)
+    objects.push(source, tmp_path / "others")
+    objects.pull(tmp_path / "others", place)
+    assert not (place / NOTE).exists()
+
+
 def test_a_copy_of_a_copy_follows_either(source: Path, tmp_path: Path) -> None:
     first = tmp_path / "first"
     embedrock.copy(source, first)
@@ -203,10 +272,10 @@ def test_the_commit_that_is_noted_is_the_one_that_is_copied(
     report = embedrock.copy(source, tmp_path / "copy")
     assert looked == 2 and report["commit"]["step"] == 26
     with opened(tmp_path / "copy") as copy, opened(source) as store:
-        note = copied_from(copy)
+        note = copied_from(copy.path)
         assert note is not None and note.store == store.id and note.path == str(source)
-        assert note.source == Facts.of(vars(store.commits()[-1]))
-        assert note.copy == Facts.of(vars(copy.commits()[-1]))
+        assert note.source == last_facts(store) and note.copy == last_facts(copy)
+        assert note.source.writer != note.copy.writer
     with pytest.raises(NotFoundError, match="step 3"):
         embedrock.copy(source, tmp_path / "none", step=3)
 

@@ -127,9 +127,13 @@ def test_pinned_commits_that_the_journal_has_dropped_are_pushed(
         assert objects.push(store, url)["step"] == 7
         with embedrock.open(tmp_path / "s", "8MiB", read_only=True, step=2) as reader:
             assert objects.push(reader, url)["step"] == 2
+    assert [push["pin"] for push in objects.list(url)] == ["best", None, None]
+    with pytest.raises(NotFoundError, match=r"no push of 'other'.*by name best"):
+        objects.pull(url, tmp_path / "none", step="other")
     for number, expected in ((1, then), (2, last), (3, then)):
         path = tmp_path / f"pulled {number}"
-        objects.pull(url, path, number=number)
+        done = objects.pull(url, path, **({"number": number} if number > 1 else {"step": "best"}))
+        assert done["number"] == number
         assert contents_at(path) == expected and embedrock.check(path)["problems"] == []
         assert not list(path.glob("pin*"))
         with embedrock.open(path, **SMALL) as store:
@@ -565,7 +569,10 @@ def test_the_command_line_pushes_lists_pulls_and_prunes(
     done = json.loads(capsys.readouterr().out)
     assert done["is_new"] is False and done["pruned"]["kept"] == 1
     assert cli.main(["pull", url, "--list"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].split()[:2] == ["1", "1"]
+    listed = capsys.readouterr().out.splitlines()[-1].split()
+    assert listed[:2] == ["1", "1"] and listed[-1] == "best"
+    assert cli.main(["pull", url, str(tmp_path / "named"), "--step", "best"]) == 0
+    assert "push 1, commit at step 1" in capsys.readouterr().out
     assert cli.main(["pull", url, str(tmp_path / "t"), "--number", "1"]) == 0
     assert "rows verified" in capsys.readouterr().out
     assert contents_at(tmp_path / "t") == then

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import http.server
 import os
 import signal
 import socket
@@ -10,16 +11,24 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 import embedrock
-from embedrock import objects
-from embedrock.errors import CorruptError, MisuseError, NotFoundError, UnsupportedError
+from embedrock import cli, objects
+from embedrock.errors import (
+    CorruptError,
+    IoError,
+    MisuseError,
+    NotFoundError,
+    UnsupportedError,
+)
 from embedrock.objects.manifest import Manifest, digest_of, files_line, manifest_name
 from embedrock.objects.remote import Remote, TakenError
 from pushes import commit, contents, contents_at, made, train
@@ -449,3 +458,125 @@ def test_an_interrupt_ends_what_a_server_does_not_answer(kind: str) -> None:
                 child.kill()
             assert b"KeyboardInterrupt" in child.stderr.read()
             assert time.monotonic() - begun < 10  # a second, on a machine that is not busy
+
+
+# --- lists and names -----------------------------------------------------------------------------
+
+
+class Lists(http.server.BaseHTTPRequestHandler):
+    """An S3 server that answers lists alone, and ends some of its answers amid their bodies."""
+
+    protocol_version = "HTTP/1.1"
+    asked: ClassVar[list[str]] = []
+    cuts: ClassVar[list[int]] = []
+    """Numbers of the requests whose answers end early, from 1."""
+
+    def do_GET(self) -> None:
+        given = {name: of[0] for name, of in parse_qs(urlsplit(self.path).query).items()}
+        self.asked.append(given["prefix"])
+        page = int(given.get("continuation-token", "0"))
+        names = [f"{given['prefix']}{number:04d}" for number in range(page * 10, page * 10 + 10)]
+        told = "".join(
+            f"<Contents><Key>{name}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+            f'<ETag>"0"</ETag><Size>7</Size></Contents>'
+            for name in names
+        )
+        more = page < 2
+        next_one = f"<NextContinuationToken>{page + 1}</NextContinuationToken>" if more else ""
+        body = (
+            f'<?xml version="1.0"?><ListBucketResult><Name>b</Name><KeyCount>10</KeyCount>'
+            f"<IsTruncated>{str(more).lower()}</IsTruncated>{next_one}{told}</ListBucketResult>"
+        ).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", "application/xml")
+        self.end_headers()
+        is_cut = len(self.asked) in self.cuts
+        self.wfile.write(body[: len(body) // 2] if is_cut else body)
+        if is_cut:
+            self.close_connection = True
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def lists() -> Iterator[dict[str, str]]:
+    """What reaches a server of lists."""
+    Lists.asked, Lists.cuts = [], []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Lists) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield {
+            "endpoint": f"http://127.0.0.1:{server.server_address[1]}",
+            "allow_http": "true",
+            "region": "here",
+            "access_key_id": "a",
+            "secret_access_key": "b",
+        }
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [2], [3], [1, 2, 4, 7]])
+def test_a_list_that_breaks_off_is_asked_for_again(lists: dict[str, str], cuts: list[int]) -> None:
+    """It ended a push: requests are repeated below, and answers that end amid their body not."""
+    Lists.cuts = cuts
+    found = [one.name for one in Remote("s3://b/model", lists).below("pieces")]
+    assert found == [f"pieces/{number:04d}" for number in range(30)]
+    assert len(Lists.asked) > 2 + len(cuts)
+
+
+def test_a_list_that_always_breaks_off_ends(lists: dict[str, str]) -> None:
+    Lists.cuts = [*range(1, 100)]
+    with pytest.raises(IoError, match="s3://b/model: list pieces"):
+        list(Remote("s3://b/model", lists).below("pieces"))
+    assert len(Lists.asked) < 20
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    [
+        ("q?z", "q?z/"),
+        ("h#z", "h#z/"),
+        ("a?b#c?d", "a?b#c?d/"),
+        ("q%3Fz", "q?z/"),
+        ("a b", "a b/"),
+        ("100%", "100%/"),
+        ("über/模型", "über/模型/"),
+    ],
+)
+def test_what_a_url_says_is_the_name_of_the_objects(
+    lists: dict[str, str], name: str, prefix: str
+) -> None:
+    """What came behind a '?' or a '#' was dropped, so a push went among the objects of another."""
+    assert next(Remote(f"s3://b/{name}", lists).below("pieces")).name == "pieces/0000"
+    assert Lists.asked[0] == f"{prefix}pieces/"
+
+
+def test_a_web_address_with_what_ends_its_path_is_refused() -> None:
+    for url in ("https://s3.eu-west-1.amazonaws.com/b/q?z", "http://127.0.0.1/b#z"):
+        with pytest.raises(MisuseError, match="write it as %23 or %3F"):
+            Remote(url, {"region": "here"})
+
+
+def test_a_folder_is_named_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with made(tmp_path / "s") as store:
+        train(store, 1)
+        commit(store, 1)
+        for place in ("./a#?b", str(tmp_path / "c d"), Path("by path")):
+            assert objects.push(store, place)["number"] == 1
+        assert not objects.push(store, (tmp_path / "c d").as_uri())["is_new"]
+        for there in ("by path", Path("a#?b"), "c d"):
+            assert [one["step"] for one in objects.list(there)] == [1]
+        for bucket in ("bucket/model", "s3:/bucket", "elsewhere"):
+            with pytest.raises(MisuseError, match=r"is no URL.*as \./folder"):
+                objects.push(store, bucket)
+        wanted = contents(store)
+    objects.pull("./c d", tmp_path / "back")
+    assert contents_at(tmp_path / "back") == wanted
+    assert cli.main(["pull", "a#?b", "again"]) == 0
+    assert contents_at(tmp_path / "again") == wanted
+    with pytest.raises(NotFoundError):
+        objects.pull("./none", tmp_path / "no")

@@ -61,7 +61,7 @@ def add_json(command: argparse.ArgumentParser) -> None:
 def add_url(command: argparse.ArgumentParser) -> None:
     """Object storage, and how it is reached."""
     command.add_argument(
-        "url", metavar="URL", help="s3://bucket/path, gs://…, az://… or file:///folder"
+        "url", metavar="URL", help="s3://bucket/path, gs://…, az://… or a folder, as ./folder"
     )
     command.add_argument(
         "--option",

@@ -25,9 +25,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
     which = command.add_mutually_exclusive_group()
     which.add_argument(
         "--step",
-        type=output.natural,
+        type=output.step_or_pin,
         metavar="N",
-        help="the commit of this step, no pin's name (the newest)",
+        help="the commit of this step, or that was pushed by this name of a pin (the newest)",
     )
     which.add_argument(
         "--number", type=output.positive, metavar="N", help="the push of this number (the newest)"
@@ -91,10 +91,12 @@ def _list(arguments: argparse.Namespace, pushes: list[dict[str, Any]]) -> int:
     if arguments.json:
         output.print_json(pushes)
         return 0
-    rows = [["push", "step", "pushed (UTC)", "bytes", "sent"]]
+    has_pins = any(push.get("pin") for push in pushes)
+    rows = [["push", "step", "pushed (UTC)", "bytes", "sent", *["pin"] * has_pins]]
     for push in pushes:
         when = datetime.fromtimestamp(push["pushed"], timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
         sizes = [output.human_bytes(push[name]) for name in ("bytes", "sent_bytes")]
-        rows.append([str(push["number"]), str(push["step"]), when, *sizes])
+        names = [push.get("pin") or ""] * has_pins
+        rows.append([str(push["number"]), str(push["step"]), when, *sizes, *names])
     output.print_table(rows)
     return 0

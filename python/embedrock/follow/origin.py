@@ -101,7 +101,7 @@ def origin_of(copy: Store) -> Origin:
 
     Errors: ``MismatchError`` for a byte string ``"source"`` that no follower has written.
     """
-    own, note = last_facts(copy), copied_from(copy)
+    own, note = last_facts(copy), copied_from(copy.path)
     if own is None:
         return Origin(None, {}, None, None)
     commits = {copy.id: own}

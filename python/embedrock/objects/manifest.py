@@ -18,6 +18,7 @@ from embedrock.errors import CorruptError, UnsupportedError
 __all__ = [
     "BY_LENGTH",
     "MANIFESTS",
+    "PATH_LENGTH",
     "PIECES",
     "PUSHES",
     "SUMMARY_BYTES",
@@ -36,11 +37,14 @@ __all__ = [
     "summary_of",
 ]
 
-VERSION = 1
+VERSION, VERSION_OF_NOTES = 1, 2
+"""The second is that of pushes with a field of ``_LATER`` alone: earlier builds read all others."""
+_LATER = ("pin", "copied")
 MANIFESTS, PIECES, PUSHES = "manifests", "pieces", "pushes"
 SUMMARY_BYTES = 4096
-"""A summary, with the end of its line, is not longer: ``by`` has at most ``BY_LENGTH`` letters."""
-BY_LENGTH = 300
+"""A summary, with the end of its line, is not longer: ``by`` has at most ``BY_LENGTH`` letters, and
+the path in ``copied`` ``PATH_LENGTH``."""
+BY_LENGTH, PATH_LENGTH = 300, 100
 _DIGEST_BYTES = 32
 _DIGITS = 10
 
@@ -125,10 +129,17 @@ class Summary:
     """The digest of the second line."""
     pruned: int | None = None
     """When it was pruned, in seconds since 1970: its files are gone."""
+    pin: str | None = None
+    """The name of a pin that it was asked for by."""
+    copied: dict[str, Any] | None = None
+    """Of a commit that is one of another store, what its file ``copied-from`` says."""
 
     def encode(self) -> _Bytes:
         """Its line."""
-        told = {"embedrock": VERSION, **asdict(self)}
+        told = asdict(self)
+        later = [name for name in _LATER if told[name] is not None]
+        told = {name: value for name, value in told.items() if name not in _LATER or name in later}
+        told["embedrock"] = VERSION_OF_NOTES if later else VERSION
         return json_bytes({**told, "digest": digest_of(json_bytes(told))}) + b"\n"
 
 
@@ -173,9 +184,10 @@ def summary_of(line: bytes, name: str) -> Summary:
         version, digest = told["embedrock"], told.pop("digest")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptError(f"{name} is no manifest: {error}; {WAY_OUT}") from error
-    if version != VERSION:
+    if version not in (VERSION, VERSION_OF_NOTES):
         raise UnsupportedError(
-            f"{name} has version {version}, this build reads {VERSION}; use a newer embedrock"
+            f"{name} has version {version}, this build reads {VERSION} and {VERSION_OF_NOTES}; use "
+            f"a newer embedrock"
         )
     if digest_of(json_bytes(told)) != digest:
         raise CorruptError(f"{name}: its first line is not what was written; {WAY_OUT}")

@@ -29,7 +29,10 @@ __all__ = ["list_pushes", "prune_store"]
 
 _AT_ONCE = 1000
 _NEVER = datetime.min.replace(tzinfo=timezone.utc)
-_TOLD = ("number", "step", "sequence", "committed", "pushed", "by", "bytes", "sent_bytes", "store")
+_TOLD = (
+    *("number", "step", "sequence", "committed", "pushed", "by", "bytes", "sent_bytes", "store"),
+    "pin",
+)
 
 
 def list_pushes(remote: Remote) -> list[dict[str, Any]]:
@@ -110,7 +113,7 @@ def _prune(remote: Remote, older: list[Found], kept: list[Manifest]) -> tuple[in
         if summary is None:
             number = number_of(found.name) or 0
             unknown = "somebody whose manifest was damaged"
-            summary = replace(kept[0].summary, number=number, push="", by=unknown)
+            summary = replace(kept[0].summary, number=number, push="", by=unknown, pin=None)
         elif summary.pruned is not None:
             tombs.append(found)
             continue

@@ -35,6 +35,7 @@ from embedrock.objects.manifest import (
 )
 from embedrock.objects.parallel import side_by_side
 from embedrock.objects.remote import Remote
+from embedrock.store.copied import NOTE, Copied, write_note
 
 __all__ = ["LISTED", "UNFINISHED", "chosen", "file_errors", "pull_push", "take"]
 
@@ -74,8 +75,10 @@ def pull_push(
     }
 
 
-def chosen(remote: Remote, step: int | None, number: int | None) -> Manifest:
-    """The push of a step or a number, the newest one by default."""
+def chosen(
+    remote: Remote, step: int | None, number: int | None, pin: str | None = None
+) -> Manifest:
+    """The push of a step, of the name of a pin or a number, the newest one by default."""
     if number is not None:
         with _known(remote, number):
             return _of_step(remote, history.read(remote, manifest_name(number)), step)
@@ -83,19 +86,28 @@ def chosen(remote: Remote, step: int | None, number: int | None) -> Manifest:
     if not there:
         raise NotFoundError(f"{remote.url}: nothing was pushed there")
     steps: list[int] = []
+    names: list[str] = []
     damaged: list[str] = []
     for found in reversed(there):
-        if step is None:
+        if step is None and pin is None:
             return history.read(remote, found.name)
         summary = history.whole_or_none(history.read_summary, remote, found.name)
         if summary is None:
             damaged.append(found.name)
             continue
-        if summary.pruned is None and summary.step == step:
+        if summary.pruned is not None:
+            continue
+        if summary.step == step if pin is None else summary.pin == pin:
             return history.read(remote, found.name)
-        if summary.pruned is None:
-            steps.insert(0, summary.step)
+        steps.insert(0, summary.step)
+        if summary.pin is not None and summary.pin not in names:
+            names.insert(0, summary.pin)
     also = f", and {', '.join(damaged)} damaged" if damaged else ""
+    if pin is not None:
+        raise NotFoundError(
+            f"{remote.url} has no push of {pin!r}; it has steps {steps}, and by name "
+            f"{', '.join(names) or 'none'}{also}: push --step {pin} pushes by a name"
+        )
     raise NotFoundError(f"{remote.url} has no push of step {step}; it has steps {steps}{also}")
 
 
@@ -267,11 +279,21 @@ class _Pull:
         finally:
             for target in targets:
                 target.close()
+        self._write_note()
         with file_errors(self._folder / _HEAD):
             (self._folder / _HEAD).write_bytes(bytes.fromhex(self._manifest.summary.head))
             sync(self._folder / _HEAD)
             sync(self._folder)
         return received
+
+    def _write_note(self) -> None:
+        """What tells followers of which store this is a copy, as it was where it was pushed."""
+        told = self._manifest.summary.copied
+        with file_errors(self._folder / NOTE), contextlib.suppress(FileNotFoundError):
+            os.unlink(self._folder / NOTE)
+        if told is not None:
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                write_note(self._folder, Copied.of(told))
 
     def _remove_others(self, names: set[str]) -> None:
         """What another pull, or a copy, has left here."""

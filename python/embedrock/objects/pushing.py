@@ -29,6 +29,7 @@ from embedrock.errors import (
 from embedrock.objects import history
 from embedrock.objects.history import Announced
 from embedrock.objects.manifest import (
+    PATH_LENGTH,
     PIECES,
     PUSHES,
     Manifest,
@@ -45,6 +46,7 @@ from embedrock.objects.parallel import side_by_side
 from embedrock.objects.remote import Remote, TakenError
 from embedrock.objects.runs.manifest import of_a_run
 from embedrock.store import Store
+from embedrock.store.copied import Facts, copied_from
 
 __all__ = ["PIECE_BYTES_MAX", "PIECE_BYTES_MIN", "Pushed", "hold", "push_commit"]
 
@@ -84,11 +86,17 @@ def push_commit(
     workers: int,
     piece_bytes: int | None,
     progress: Progress | None,
+    pin: str | None = None,
 ) -> Pushed:
-    """Sends what the storage lacks of a commit that is held, of the store at a path."""
+    """Sends what the storage lacks of a commit that is held, of the store at a path.
+
+    ``pin`` is the name that the commit was asked for by, which the push has, too.
+    """
     remote.expect_no_store()
     with history.announced(remote, history.whose(path)) as own:
-        return _Push(held, remote, own, workers, piece_bytes, progress).run()
+        return _Push(
+            held, remote, own, workers, piece_bytes, progress, pin, _note_of(path, held)
+        ).run()
 
 
 def hold(
@@ -139,7 +147,10 @@ class _Push:
         workers: int,
         piece_bytes: int | None,
         progress: Progress | None,
+        pin: str | None,
+        copied: dict[str, Any] | None,
     ) -> None:
+        self._pin, self._copied = pin, copied
         self._held, self._remote, self._own = held, remote, own
         self._workers, self._size, self._progress = workers, piece_bytes, progress
         self._commit: dict[str, Any] = held.commit()
@@ -189,6 +200,8 @@ class _Push:
             sent_bytes=self._sent_bytes,
             head=head,
             files=digest_of(files_line(files)),
+            pin=self._pin,
+            copied=self._copied,
         )
         self._publish(Manifest(summary, files))
         return Pushed(summary, True, self._sent_bytes, self._sent_pieces)
@@ -351,7 +364,8 @@ class _Push:
 
         of = newest.summary
         is_last = of.number == self._number and of.sequence == self._commit["sequence"]
-        return is_last and seen(newest.files) == seen(files)
+        has_notes = self._pin in (None, of.pin) and self._copied in (None, of.copied)
+        return is_last and has_notes and seen(newest.files) == seen(files)
 
     def _publish(self, manifest: Manifest) -> None:
         number = manifest.summary.number
@@ -378,6 +392,14 @@ class _Push:
                     f"{manifest.summary.step} does not: push again, what was sent is not sent "
                     f"again"
                 ) from error
+
+
+def _note_of(path: Path, held: _core.CommitFiles) -> dict[str, Any] | None:
+    """What is noted beside a store of which commit of another one this commit is."""
+    note = copied_from(path)
+    if note is None or note.copy != Facts.of(held.commit()):
+        return None
+    return note._replace(path=note.path[-PATH_LENGTH:]).told()
 
 
 def _now() -> float:

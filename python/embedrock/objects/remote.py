@@ -8,6 +8,7 @@ import os
 import queue
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
@@ -63,6 +64,9 @@ _DENIED = ("403 forbidden", "no user exists")
 """Of a list these are no errors of a kind of their own."""
 _FULL = ("no space left", "os error 28", "quota", "storage full", "storagefull", "507 ")
 _PER_DELETE = 1000
+_LIST_TRIES, _LIST_SECONDS = 5, 30.0
+"""How often a list that breaks off is asked for again, and for how long: a server that is away was
+waited for by then."""
 _LOOK_SECONDS = 0.2
 """How soon a request that is waited for sees that all is to end."""
 
@@ -102,7 +106,7 @@ class Remote:
         if options is not None and not isinstance(options, Mapping):
             raise MisuseError(f"options is {shown(options)}, expected a dict of settings by name")
         if isinstance(url, (str, os.PathLike)):
-            self.url = str(os.fspath(url))
+            self.url = _url_of(url)
             self._store: Any = self._opened(store, options or {}, make)
         elif isinstance(url, store.ObjectStoreMethods):
             if options:
@@ -110,18 +114,14 @@ class Remote:
             self.url, self._store = repr(url), url
         else:
             raise MisuseError(
-                f"url is {shown(url)}, expected one such as s3://bucket/path, or a store of obstore"
+                f"url is {shown(url)}, expected one such as s3://bucket/path, the path of a "
+                f"folder, or a store of obstore"
             )
         if isinstance(self._store, store.LocalStore) and self._store.prefix is not None:
             self._folder = self._folder or Folder(Path(self._store.prefix))
 
     def _opened(self, store: Any, options: Mapping[str, Any], make: bool) -> Any:
         scheme = self.url.partition("://")[0]
-        if "://" not in self.url:
-            raise MisuseError(
-                f"{self.url!r} is no URL: expected s3://bucket/path, gs://…, az://… or "
-                f"file:///folder"
-            )
         apart = {name: options[name] for name in _APART if name in options}
         client = {name: value for name, value in options.items() if name in _CLIENT}
         if client:
@@ -140,14 +140,14 @@ class Remote:
                 raise MisuseError("memory:// is new each time: give a store of obstore")
             if scheme in ("http", "https") and not config and not apart:
                 # Of a kind that can be read, but neither listed nor written.
-                found = store.from_url(self.url)
+                found = store.from_url(_as_written(self.url))
                 if type(found).__name__ == "HTTPStore":
                     raise MisuseError(
                         f"{self.url} names a web server: for an S3 server give s3://bucket/path, "
                         f"and its address as the option endpoint"
                     )
                 return found
-            return store.from_url(self.url, config=config or None, **apart)
+            return store.from_url(_as_written(self.url), config=config or None, **apart)
         except EmbedrockError:
             raise
         except BaseException as error:
@@ -233,19 +233,42 @@ class Remote:
         return when
 
     def below(self, prefix: str) -> Iterator[Found]:
-        """The objects below a prefix, in no order."""
+        """The objects below a prefix, each once, in no order.
 
-        def portions() -> Iterator[Any]:
-            yield from self._obstore.list(self._store, prefix=self._prefix + prefix)
+        A list that breaks off is asked for again: ``obstore`` does so with requests that are not
+        answered, and not with an answer that ends amid its body.
 
-        stream = portions()
+        *Memory*: the names that were listed.
+        """
+        seen: set[str] = set()
+        stream: Iterator[Any] | None = None
+        tries, begun = 0, time.monotonic()
+
+        def next_portion() -> Any:
+            nonlocal stream, tries, begun
+            while True:
+                try:
+                    if stream is None:
+                        stream = iter(self._obstore.list(self._store, prefix=self._prefix + prefix))
+                    portion = next(stream, None)
+                except self._exceptions.GenericError:
+                    tries, stream = tries + 1, None
+                    if tries == _LIST_TRIES or time.monotonic() - begun > _LIST_SECONDS:
+                        raise
+                    self._stopped.wait(_LOOK_SECONDS)
+                else:
+                    tries, begun = 0, time.monotonic()
+                    return portion
+
         while True:
-            portion = self._call("list", prefix, lambda: next(stream, None))
+            portion = self._call("list", prefix, next_portion)
             if portion is None:
                 return
             for found in portion:
                 name = found["path"].removeprefix(self._prefix)
-                yield Found(name, found["size"], found["last_modified"])
+                if name not in seen:
+                    seen.add(name)
+                    yield Found(name, found["size"], found["last_modified"])
 
     def delete(self, names: list[str]) -> None:
         """Removes objects; one that is gone already is no error."""
@@ -359,6 +382,38 @@ class Remote:
         if any(word in str(error).lower() for word in _NO_BUCKET):
             return f"the bucket is not there; make it first ({_first_line(error)})"
         return "it is not there"
+
+
+def _url_of(place: str | os.PathLike[str]) -> str:
+    """A URL, also of a folder that is named by its path. Errors: ``MisuseError``."""
+    text = os.fspath(place)
+    if not isinstance(text, str):
+        text = os.fsdecode(text)
+    if isinstance(place, str):
+        if "://" in text:
+            return text
+        # A bucket without its scheme must not become a folder here.
+        if not (text.startswith(("/", "./", "../")) or text in (".", "..") or Path(text).is_dir()):
+            raise MisuseError(
+                f"{text!r} is no URL: expected s3://bucket/path, gs://…, az://…, file:///folder, "
+                f"or the path of a folder, as ./folder where there is none yet"
+            )
+    return Path(text).absolute().as_uri()
+
+
+def _as_written(url: str) -> str:
+    """A URL in which ``?`` and ``#`` are part of the path, as in names of objects they may be.
+
+    Errors: ``MisuseError`` for one of a web server, in which they are none.
+    """
+    if "?" not in url and "#" not in url:
+        return url
+    if url.startswith(("http:", "https:")):
+        raise MisuseError(
+            f"{url!r} has a '#' or a '?', which ends the path of a URL: in the name of an object "
+            f"write it as %23 or %3F; settings are options"
+        )
+    return url.replace("?", "%3F").replace("#", "%23")
 
 
 def _refused(what: str, error: BaseException) -> IoError:

@@ -55,9 +55,11 @@ def push(
     Args:
         store: The store, its path, or the path of the folder that ``embedrock.distributed.open``
             was given. It may be open and written to meanwhile, here or elsewhere.
-        url: ``s3://bucket/path``, ``gs://…``, ``az://…`` or ``file:///folder``, for this store or
-            run alone; or a store of ``obstore``.
-        step: The step of a commit that is kept or pinned, or the name of a pin. Where some stores
+        url: ``s3://bucket/path``, ``gs://…``, ``az://…``, ``file:///folder`` or the path of a
+            folder (``./folder``), for this store or run alone; or a store of ``obstore``. In the
+            names of buckets ``?`` and ``#`` are characters as others, and ``%3F`` is ``?``.
+        step: The step of a commit that is kept or pinned, or the name of a pin, by which the push
+            can be pulled then. Where some stores
             of a run are on other machines each pushes its own, at the same step, to one URL.
         options: What ``obstore`` takes beside the URL: settings of the storage by name
             (``endpoint``, ``region``, ``access_key_id``, …), ``client_options``, ``retry_config``,
@@ -106,7 +108,7 @@ def push(
     held = hold(store if isinstance(store, Store) else path, number, pin, cold)
     try:
         remote = Remote(url, options, make=True)
-        return push_commit(held, remote, path, workers, size, progress).told()
+        return push_commit(held, remote, path, workers, size, progress, pin).told()
     finally:
         held.close()
 
@@ -125,7 +127,7 @@ def pull(
     url: Any,
     path: str | os.PathLike[str],
     *,
-    step: int | None = None,
+    step: int | str | None = None,
     number: int | None = None,
     stores: Sequence[str] | None = None,
     options: Mapping[str, Any] | None = None,
@@ -138,8 +140,8 @@ def pull(
         url: Where it was pushed to, as :func:`push` says.
         path: A folder that is empty or not there; or one in which a pull was cut off, which then
             goes on.
-        step: The step of the commit, which is no pin's name; of several pushes of one step, the
-            last.
+        step: The step of the commit, or the name that it was pushed by (``push(step="best")``); of
+            several pushes, the last. Of a run, a step.
         number: The number of the push.
         stores: Of a run the folders of the stores that are wanted, such as
             ``["buckets-0000-0511"]``: those of this machine. None for all.
@@ -166,18 +168,23 @@ def pull(
     *Memory*: its index, ``in_flight`` pieces, and about 1 KB for each piece. Durability: when it
     returns.
     """
-    wanted = whole_or_none("step", step, 0), whole_or_none("number", number, 1)
+    at, pin = step_or_pin("step", step)
+    wanted = at, whole_or_none("number", number, 1)
     workers = whole("in_flight", in_flight, 1)
     function("progress", progress, "done and in all")
     folder = named_path("path", path)
     remote = Remote(url, options)
     if _is_run(remote):
+        if pin is not None:
+            raise MisuseError(
+                f"step is {pin!r}, and {remote.url} has pushes of a run, which are pulled by step"
+            )
         return pull_run(remote, folder, *wanted, stores, workers, progress)
     if stores is not None:
         raise MisuseError(
             f"stores is {shown(stores)}, and {remote.url} has pushes of a single store"
         )
-    return pull_push(remote, chosen(remote, *wanted), folder, workers, progress, progress)
+    return pull_push(remote, chosen(remote, *wanted, pin), folder, workers, progress, progress)
 
 
 def _is_run(remote: Remote) -> bool:
@@ -190,8 +197,9 @@ def list(url: Any, *, options: Mapping[str, Any] | None = None) -> builtins.list
 
     Each is a dict: ``number``, ``step`` and ``sequence`` of the commit, ``committed`` and
     ``pushed`` in seconds since 1970, ``by`` whom, ``bytes`` of the commit and ``sent_bytes`` for
-    it, ``store`` that it is of. Of a run it has ``run``, ``ranks`` and ``stores``, the push of each
-    by its folder, in place of ``sequence`` and ``store``. ``options`` are as :func:`push` says.
+    it, ``store`` that it is of, and ``pin``, the name of a pin that it was pushed by, or None. Of a
+    run it has ``run``, ``ranks`` and ``stores``, the push of each by its folder, in place of
+    ``sequence``, ``store`` and ``pin``. ``options`` are as :func:`push` says.
 
     A manifest that is damaged is left out, with a ``UserWarning`` that names it.
 
