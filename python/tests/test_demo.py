@@ -97,19 +97,42 @@ def test_the_terminal_has_a_short_table_and_a_sentence(finished: dict[str, Any])
     turns = whole["figures"]["turns"]
     assert any(f"{turns} turn" in row[0] for row in table)
     verdict = whole["results"]["headline"]["verdict"]
-    assert verdict.count(". ") == 0 and verdict.endswith("speed.")
-    assert f"{whole['figures']['speed_vs_torch']:.2f} of PyTorch's speed" in verdict
+    assert verdict.count(". ") == 0 and verdict.endswith(".")
+    quiet = whole["figures"]["speed_vs_torch_of_quiet_turns"]
+    said = "too busy to measure" if quiet is None else f"{quiet:.2f} of PyTorch's speed."
+    assert said in verdict
 
 
 def test_the_verdict_says_what_was_not_equal_and_that_the_machine_was_busy(
     finished: dict[str, Any],
 ):
     figures = {**finished["report"]["figures"], "bits_equal": 0, "auc_difference": 0.1}
-    said = summary.verdict(figures, "10%", busy=True)
+    figures |= {"turns": 3, "quiet_turns": 0, "speed_vs_torch_of_quiet_turns": None}
+    said = summary.verdict(figures, "10%")
     assert "learned something else" in said and "OTHER bits than with all" in said
-    assert "on a busy machine" in said
-    tiles = summary.headline(figures, "10%", busy=True)["tiles"]
+    assert "on a machine too busy to measure its speed" in said and "of PyTorch's" not in said
+    tiles = summary.headline(figures, "10%")["tiles"]
     assert "other bits" in [tile["value"] for tile in tiles]
+    assert tiles[0]["value"] == "not measured" and "the machine was busy" in tiles[0]["note"]
+    # The tile of the budget has more than the budget, and why.
+    assert "with all that a process takes beside them" in tiles[1]["note"]
+
+
+def test_the_headline_is_of_quiet_turns_alone(finished: dict[str, Any]):
+    """A single turn on a busy machine said 1.98 of PyTorch's speed, in large letters."""
+    figures = {**finished["report"]["figures"], "speed_vs_torch": 1.98}
+    figures |= {"turns": 3, "quiet_turns": 2, "speed_vs_torch_of_quiet_turns": 0.91}
+    assert "trained at 0.91 of PyTorch's speed." in summary.verdict(figures, "10%")
+    (tile, *_) = summary.headline(figures, "10%")["tiles"]
+    assert tile["value"] == "0.91 x" and tile["note"].startswith("in 2 of 3 turns")
+    whole = {
+        **figures,
+        "turns": 2,
+        "samples_per_s_out_of_core": 5.0,
+        "samples_per_s_in_memory": 6.0,
+    }
+    (tile, *_) = summary.headline(whole, "10%")["tiles"]
+    assert tile["note"] == "5 samples/s, in memory 6"
 
 
 def test_the_page_shows_the_speed_of_the_turns_and_not_of_runs_that_shared_the_machine(

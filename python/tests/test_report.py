@@ -169,6 +169,39 @@ def test_colours_follow_the_page_from_light_to_dark():
     assert len(light) == 5 + plots.RUN_COLORS + plots.PART_COLORS
 
 
+def keys_of(svg_and_key: str) -> dict[str, str]:
+    """The colour of each name in a key."""
+    return {
+        name: color
+        for color, name in re.findall(r'--key: var\((--\w+)\)">([^<]+)</li>', svg_and_key)
+    }
+
+
+def test_a_name_has_one_colour_in_all_plots_and_its_key_is_text_of_the_page():
+    """ "buffer" was grey in one chart and red in the next, and keys were 9 pixels on a phone."""
+    pytest.importorskip("matplotlib")
+    both = {"a": {"cache": 1.0, "index": 1.0, "buffer": 2.0, "staging": 1.0, "window": 3.0}}
+    some = {"a": {"staging": 1.0, "buffer": 2.0}}
+    drawn = [plots.split("Memory by part", parts, "MiB") for parts in (both, some)]
+    whole, part = map(keys_of, drawn)
+    assert list(whole) == list(both["a"]) and len(set(whole.values())) == 5
+    assert part == {name: whole[name] for name in ("staging", "buffer")}
+    for svg in drawn:
+        assert "buffer" not in re.sub(r"<desc>.*</desc>", "", svg[svg.index("<svg") :])
+    lines = plots.loss({"one": [point()], "other": [point()]})
+    assert 'class="line"' in lines and 'class="dashes"' in lines
+
+
+def test_a_line_that_ends_early_says_why():
+    said = html._ends({"one": [point()] * 4, "other": [point()]}, "steps")
+    assert re.fullmatch(r"a line ends with its run: one made \d+ steps, other made \d+ steps", said)
+    said = html._ends({"one": [point()] * 4, "other": [point()]}, "seconds")
+    assert "one trained for" in said
+    assert html._ends({"one": [point()], "other": [point()]}, "seconds") == ""
+    text = html.render(a_report(), "t")
+    assert not plots.available() or "a line ends with its run: out of core made" in text
+
+
 def test_runs_that_shared_the_machine_have_no_picture_of_their_speed():
     pytest.importorskip("matplotlib")
     whole = a_report()

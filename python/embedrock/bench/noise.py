@@ -99,12 +99,21 @@ class Rounds:
     """Rounds that were thrown away."""
     busy: bool = False
     """Some that count waited for a core."""
+    quiet: int | None = None
+    """How many of them did not, the first ones; None: all."""
     notes: list[str] = field(default_factory=list)
     """What a reader must know of the rounds."""
 
     def ratio(self, numerator: int, denominator: int) -> float:
         """Median over rounds of one contestant's rate divided by another's."""
         return statistics.median(r[numerator].rate / r[denominator].rate for r in self.counted)
+
+    def quiet_ratio(self, numerator: int, denominator: int) -> float | None:
+        """As :meth:`ratio`, over those rounds alone that did not wait; None without any."""
+        rounds = self.counted[: self.quiet]
+        if not rounds:
+            return None
+        return statistics.median(r[numerator].rate / r[denominator].rate for r in rounds)
 
     def rate(self, contestant: int) -> float:
         """Median over rounds of a contestant's rate."""
@@ -154,7 +163,7 @@ def interleave(
         time.sleep(PAUSE_S)
     void.sort(key=lambda one: _wait_share(one) or 0.0)
     filled = void[: rounds - len(quiet)]
-    found = Rounds(quiet + filled, len(void) - len(filled), busy=bool(filled))
+    found = Rounds(quiet + filled, len(void) - len(filled), bool(filled), len(quiet))
     if filled:
         worst = max(_wait_share(one) or 0.0 for one in filled)
         found.notes.append(

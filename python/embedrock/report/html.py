@@ -114,7 +114,8 @@ def _pictures(name: str, runs: Runs, *, timed: bool) -> list[str]:
             figures.append(
                 _plot("Samples per second", "median of the turns" if turns else "on average", drawn)
             )
-        figures.append(_plot("Samples per second over time", "", plots.speed(histories)))
+        ends = _ends(histories, "seconds")
+        figures.append(_plot("Samples per second over time", ends, plots.speed(histories)))
         figures.append(
             _plot(
                 "Where a step's time goes",
@@ -122,7 +123,7 @@ def _pictures(name: str, runs: Runs, *, timed: bool) -> list[str]:
                 plots.split("Where a step's time goes", _times(shown), "ms per step"),
             )
         )
-    figures.append(_plot("Loss", "", plots.loss(histories)))
+    figures.append(_plot("Loss", _ends(histories, "steps"), plots.loss(histories)))
     memory = _memory(shown)
     if memory:
         figures.append(
@@ -146,6 +147,18 @@ def _pictures(name: str, runs: Runs, *, timed: bool) -> list[str]:
         *figures,
         "</div>",
     ]
+
+
+def _ends(histories: Mapping[str, Sequence[Json]], name: str) -> str:
+    """Why lines end apart, where they do: each with its run."""
+    ends = {run: sum(point[name] for point in points) for run, points in histories.items()}
+    if len(ends) < 2 or min(ends.values()) > 0.98 * max(ends.values()):
+        return ""
+    if name == "seconds":
+        told = ", ".join(f"{run} trained for {seconds_text(end)}" for run, end in ends.items())
+    else:
+        told = ", ".join(f"{run} made {end:,.0f} steps" for run, end in ends.items())
+    return f"a line ends with its run: {told}"
 
 
 def _steps(run: str, columns: Json, timed: bool) -> list[str]:

@@ -35,7 +35,8 @@ _PARTS = [f"#0b0b0{place}" for place in range(8)]
 _VARIABLES |= {color: f"--run{place}" for place, color in enumerate(_RUNS)}
 _VARIABLES |= {color: f"--part{place}" for place, color in enumerate(_PARTS)}
 RUN_COLORS, PART_COLORS = len(_RUNS), len(_PARTS)
-#: Places among the colours. Names that mean the same on different reports have the same one.
+#: Places among the colours. Names that mean the same on different pages have the same one, and so
+#: has each part in all charts of a page.
 _RUN_PLACES = {
     "Embedrock": 0, "out of core": 0, "training": 0, "cache": 0, "pages": 0,
     "plain torch": 1, "in memory": 1, "optimum": 3,
@@ -49,7 +50,7 @@ _PART_PLACES = {
     "updating": 2,
     "batches and commits": 3, "drawing": 3,
     "committing": 4,
-    "cache": 1, "index": 2, "window": 0,
+    "cache": 1, "index": 2, "window": 0, "buffer": 4, "staging": 5,
 }  # fmt: skip
 _RC = {
     "svg.fonttype": "none",
@@ -70,8 +71,6 @@ _RC = {
     "axes.spines.right": False,
     "axes.spines.left": False,
     "ytick.left": False,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
 }
@@ -122,7 +121,7 @@ def step_times(columns: Columns) -> str:
         colors = _colors(labels, _PARTS, _PART_PLACES)
         drawing.axes.stackplot(columns["step"], heights, labels=labels, colors=colors)
         drawing.label("step", "ms per step")
-        drawing.legend()
+        drawing.legend(dict(zip(labels, colors, strict=True)))
     return drawing.svg
 
 
@@ -163,10 +162,11 @@ def bars(title: str, values: Mapping[str, float], label: str) -> str:
 def split(title: str, parts: Split, label: str) -> str:
     """One bar for each run, its parts one after another."""
     said = "; ".join(f"{run}: {_listed(one, label)}" for run, one in parts.items())
-    with _Drawing(title, said, 1.5 + 0.42 * len(parts)) as drawing:
+    with _Drawing(title, said, 0.9 + 0.42 * len(parts)) as drawing:
         left = dict.fromkeys(parts, 0.0)
         names = list(dict.fromkeys(name for one in parts.values() for name in one))
-        for name, color in zip(names, _colors(names, _PARTS, _PART_PLACES), strict=True):
+        colors = dict(zip(names, _colors(names, _PARTS, _PART_PLACES), strict=True))
+        for name, color in colors.items():
             widths = [one.get(name) or 0.0 for one in parts.values()]
             bar = drawing.axes.barh
             bar(list(parts), widths, left=list(left.values()), label=name, color=color, height=0.62)
@@ -175,7 +175,7 @@ def split(title: str, parts: Split, label: str) -> str:
         for place, total in enumerate(left.values()):
             drawing.axes.text(total + 0.01 * whole, place, significant(total), va="center")
         drawing.flat(whole * 1.15 or 1.0, label)
-        drawing.legend()
+        drawing.legend(colors)
     return drawing.svg
 
 
@@ -184,6 +184,7 @@ class _Drawing:
 
     def __init__(self, title: str, said: str, height: float = _HEIGHT) -> None:
         self._title, self._said, self._height = title, said, height
+        self._legend = ""
         self.svg = ""
 
     def __enter__(self) -> _Drawing:
@@ -229,10 +230,15 @@ class _Drawing:
         for axis in axes:
             axis.set_major_formatter(lambda value, _: significant(value, 4))
 
-    def legend(self) -> None:
-        """The names of colours, above."""
-        if self.axes.get_legend_handles_labels()[1]:
-            self._figure.legend(loc="outside upper left", ncols=3, columnspacing=1.2)
+    def legend(self, colors: Mapping[str, str], styles: Sequence[str] = ("area",)) -> None:
+        """The names of colours, above: text of the page, as large as all of it at any width."""
+        named = enumerate(colors.items())
+        entries = (
+            f'<li class="{styles[place % len(styles)]}" '
+            f'style="--key: var({_VARIABLES[color]})">{escape(name)}</li>'
+            for place, (name, color) in named
+        )
+        self._legend = f'<ul class="key">{"".join(entries)}</ul>'
 
     def _written(self) -> str:
         """The `<svg>` element alone, in the page's colours and fonts, with words for it."""
@@ -248,7 +254,7 @@ class _Drawing:
         box = re.search(r'viewBox="[^"]*"', whole)
         opened = f'<svg role="img" xmlns:xlink="http://www.w3.org/1999/xlink" {box and box[0]}>'
         words = f"<title>{escape(self._title)}</title><desc>{escape(self._said)}</desc>"
-        return opened + words + whole[whole.index(">") + 1 :]
+        return self._legend + opened + words + whole[whole.index(">") + 1 :]
 
 
 def _colors(names: Sequence[str], colors: Sequence[str], places: Mapping[str, int]) -> list[str]:
@@ -293,7 +299,7 @@ def _lines(
     )
     with _Drawing(title, f"{y_label} over {x_label}. {said}") as drawing:
         colors = _colors(list(known), _RUNS, _RUN_PLACES)
-        styles = ("-", (0, (4, 2)), (0, (1, 1.5)), "-.")
+        styles = ("-", (0, (4, 2)), (0, (1, 1.5)))
         for place, ((name, line), color) in enumerate(zip(known.items(), colors, strict=True)):
             xs, ys = [x for x, _ in line], [y for _, y in line]
             style = styles[place % len(styles)]  # lines that lie on each other stay apart
@@ -302,7 +308,7 @@ def _lines(
         if zero:
             drawing.axes.set_ylim(bottom=0)
         if len(known) > 1:
-            drawing.legend()
+            drawing.legend(dict(zip(known, colors, strict=True)), ("line", "dashes", "dots"))
     return drawing.svg
 
 

@@ -41,13 +41,20 @@ h3 { font-size: 1rem; margin: 1.25rem 0 0.25rem; }
 .tiles .value { order: 1; font-size: 2.1rem; font-weight: 650; line-height: 1.15;
   font-variant-numeric: tabular-nums; white-space: nowrap; }
 .tiles .note { order: 3; color: var(--muted); font-size: 0.875rem; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr));
-  gap: 0.75rem; }
-figure { margin: 0; background: var(--card); border: 1px solid var(--grid); border-radius: 0.6rem;
-  padding: 0.75rem 0.9rem; min-width: 0; }
+.plots { columns: 2 24rem; column-gap: 0.75rem; }
+figure { margin: 0 0 0.75rem; background: var(--card); border: 1px solid var(--grid);
+  border-radius: 0.6rem; padding: 0.75rem 0.9rem; min-width: 0; break-inside: avoid; }
 figcaption { font-weight: 600; margin-bottom: 0.35rem; }
 figcaption span { display: block; color: var(--muted); font-weight: 400; font-size: 0.875rem; }
 svg { display: block; width: 100%; height: auto; }
+@media (max-width: 32rem) { svg text { font-size: 12.5px !important; } }
+.key { display: flex; flex-wrap: wrap; gap: 0.1rem 1rem; list-style: none; margin: 0 0 0.35rem;
+  padding: 0; font-size: 0.875rem; }
+.key li { margin: 0; display: flex; align-items: center; gap: 0.4rem; }
+.key li::before { content: ""; width: 1.1rem; border-top: 0.2rem solid var(--key); }
+.key .area::before { width: 0.7rem; border-top-width: 0.7rem; }
+.key .dashes::before { border-top-style: dashed; }
+.key .dots::before { border-top-style: dotted; }
 details { border-top: 1px solid var(--grid); padding: 0.6rem 0; }
 details:last-of-type { border-bottom: 1px solid var(--grid); }
 summary { cursor: pointer; font-weight: 600; }

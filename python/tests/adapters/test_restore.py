@@ -85,7 +85,7 @@ def lightning_model(store: embedrock.Store, seen: dict[int, Any]) -> Any:
 
 
 def lightning_trainer(
-    folder: Path, store: embedrock.Store, epochs: int, **options: Any
+    folder: Path, store: embedrock.Store, epochs: int, *, pin: bool = True, **options: Any
 ) -> tuple[Any, Any]:
     pl = pytest.importorskip("pytorch_lightning")
     from embedrock.adapters.lightning import Commits
@@ -95,7 +95,7 @@ def lightning_trainer(
     )
     trainer = pl.Trainer(
         max_epochs=epochs,
-        callbacks=[best, Commits(store)],
+        callbacks=[best, Commits(store, pin=pin)],
         accelerator="cpu",
         devices=1,
         logger=False,
@@ -156,7 +156,7 @@ def test_lightning_goes_on_from_its_last_checkpoint_as_without_a_break(tmp_path:
 def test_lightning_refuses_a_checkpoint_whose_commit_is_gone(tmp_path: Path) -> None:
     with embedrock.open(tmp_path / "store", memory="4MiB", keep=1) as store:
         model = lightning_model(store, {})
-        trainer, _ = lightning_trainer(tmp_path, store, 4)
+        trainer, _ = lightning_trainer(tmp_path, store, 4, pin=False)
         trainer.fit(model, loader(), loader())
         with pytest.raises(NotFoundError, match=r"beside the commit of step 4.* keeps more"):
             trainer.validate(model, loader(), ckpt_path="best", verbose=False)
