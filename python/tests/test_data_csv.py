@@ -102,7 +102,7 @@ def test_batches_go_on_from_their_positions(tmp_path: Path) -> None:
         ("1,a,b,1,nan", "line 3, age: 'nan' is not a finite number"),
         ("1,a,b,1e999,1", "line 3, price: '1e999' is not a finite number"),
         ("1,a,b,1", "line 3: 4 comma-separated fields, expected 5 (click to age)"),
-        ('1,"a,b,1,1', "line 3: 1 separated fields, expected 5"),
+        ('1,"a,b,1,1', "line 3: has a quotation mark that is not closed in its line"),
         ("", "line 3: line is empty"),
     ],
 )

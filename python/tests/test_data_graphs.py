@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedrock.data import graph_files, graph_splits, graphs
+from embedrock.data import graph_splits, graphs, text
 from embedrock.data.errors import DataError
 from embedrock.errors import MisuseError
 
@@ -97,7 +97,7 @@ def test_edges_of_parquet_are_read(tmp_path: Path) -> None:
 def test_blocks_of_many_lines_are_the_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph_files, "_BLOCK_BYTES", 11)
+    monkeypatch.setattr(text, "_BLOCK_BYTES", 11)
     lines = [f"{i}\t{(i * 7) % 100}" for i in range(100)]
     graph = graphs.read(write(tmp_path, edges_tsv="\n".join(lines)))
     assert graph.edges.T.tolist() == [[i, (i * 7) % 100] for i in range(100)]

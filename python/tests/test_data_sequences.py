@@ -104,7 +104,7 @@ def test_a_session_gives_its_last_item_and_one_that_was_not_there(tmp_path: Path
         ("a 1 2", "1 tab-separated fields, expected 2"),
         ("a\t1\t2", "3 tab-separated fields, expected 2"),
         ("a\t ", "session has no items"),
-        ("", "1 tab-separated fields"),
+        ("", "line is empty, expected session, tab, its items"),
     ],
 )
 def test_a_line_that_is_no_session_is_told_or_counted(
@@ -116,6 +116,6 @@ def test_a_line_that_is_no_session_is_told_or_counted(
         sequences.read_sessions(path)
     found = sequences.read_sessions(path, skip_bad_lines=True)
     assert (found.bad_lines.count, len(found.offsets)) == (1, 3)
-    path.write_text(f"a\t1\n{line}\n")
+    path.write_text(f"a\t1\n{line}\nb\t1\n")
     with pytest.raises(DataError, match=r"holds no session of two items .1 malformed"):
         sequences.read_sessions(path, skip_bad_lines=True)

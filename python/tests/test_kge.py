@@ -40,7 +40,7 @@ def test_names_get_ids_in_the_order_of_the_text_whatever_the_blocks(
     (tmp_path / "packed" / "train.txt.gz").write_bytes(
         gzip.compress(text.rstrip(b"\n").replace(b"\n", b"\r\n"))
     )
-    monkeypatch.setattr("embedrock.kge.triples._BLOCK_BYTES", 37)
+    monkeypatch.setattr("embedrock.data.text._BLOCK_BYTES", 37)
     packed = kge.read(tmp_path / "packed")
     assert np.array_equal(packed.train, whole.train)
     for (head, relation, tail), ids in zip(triples, whole.train, strict=False):

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedrock.data import DataError
+from embedrock.data import DataError, query_logs
+from embedrock.data.text import zstd_module
 from embedrock.errors import EmbedrockError, IoError, MisuseError
 from embedrock.trace import Trace, parquet, text
 
@@ -24,7 +25,7 @@ EXTREMES = [0, 9, 10, 2**63 - 1, 2**63, 10**19 - 1, 10**19, 2**64 - 1]
 def needs(name: str) -> None:
     if name.endswith(".parquet"):
         pytest.importorskip("pyarrow")
-    if name.endswith(".zst") and text.zstd_module() is None:
+    if name.endswith(".zst") and zstd_module() is None:
         pytest.skip("zstd is not installed")
 
 
@@ -80,7 +81,7 @@ def test_parts_of_a_file_make_the_whole(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs(name)
-    monkeypatch.setattr(text, "_BLOCK_BYTES", 101)
+    monkeypatch.setattr(query_logs, "_BLOCK_BYTES", 101)
     monkeypatch.setattr(text, "_LINES", 7)
     monkeypatch.setattr(parquet, "_KEYS", 40)
     monkeypatch.setattr(parquet, "_ROWS", 30)
@@ -170,7 +171,7 @@ def test_text_is_read_as_people_write_it(
 def test_random_text_is_read_as_python_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signed: bool
 ) -> None:
-    monkeypatch.setattr(text, "_BLOCK_BYTES", 500)
+    monkeypatch.setattr(query_logs, "_BLOCK_BYTES", 500)
     random = np.random.default_rng(5)
     lines = []
     for _ in range(800):
@@ -180,7 +181,7 @@ def test_random_text_is_read_as_python_reads_it(
         gaps = [" " * int(random.integers(1, 3)) + "\t" * int(random.integers(2)) for _ in words]
         lines.append("".join(gap + word for gap, word in zip(gaps, words, strict=True)) + " " * 2)
     (tmp_path / "log").write_text("\n".join(lines))
-    found = Trace.load(tmp_path / "log")
+    found = Trace.load(tmp_path / "log", format="ids")
     expected = [[int(word) % 2**64 for word in line.split()] for line in lines]
     assert found.values.tolist() == [key for query in expected for key in query]
     assert np.diff(found.offsets).tolist() == [len(query) for query in expected]
@@ -189,7 +190,7 @@ def test_random_text_is_read_as_python_reads_it(
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        (b"1 2\n3 x7 4\n", "line 2: 'x7' is no id, expected ids .* embedrock.hash_keys makes keys"),
+        (b"1 2\n3 x7 4\n", "line 2: 'x7' is no id, expected ids .* keys=\"words\" makes keys"),
         (b"1,2,3\n", "line 1: '1,2,3' is no id, expected ids as whole numbers .* with spaces"),
         (b"1\n\n2 1.5\n", "line 3: '1.5' is no whole number, expected ids"),
         (b"1 - 2\n", "line 1: '-' is no whole number"),
@@ -220,7 +221,7 @@ def test_a_bad_file_is_told_with_its_place(tmp_path: Path, written: bytes, said:
 def test_the_line_of_a_bad_id_is_counted_over_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(query_logs, "_BLOCK_BYTES", 64)
     (tmp_path / "log").write_text("1 22 333\n" * 1000 + "4 five\n")
     with pytest.raises(DataError, match="line 1001: 'five'") as told:
         Trace.load(tmp_path / "log")
@@ -228,8 +229,8 @@ def test_the_line_of_a_bad_id_is_counted_over_blocks(
 
 
 def test_a_line_that_never_ends_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "_BLOCK_BYTES", 64)
-    monkeypatch.setattr(text, "_LINE_BYTES_MAX", 1000)
+    monkeypatch.setattr(query_logs, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(query_logs, "_LINE_BYTES_MAX", 1000)
     (tmp_path / "log").write_text("1\n" + "2 " * 2000)
     with pytest.raises(DataError, match="line 2: has more than 1,000 bytes and no end"):
         Trace.load(tmp_path / "log")
@@ -354,7 +355,7 @@ def test_a_trace_that_cannot_be_written_leaves_the_old_one(
 def test_a_sample_of_a_large_log_takes_the_memory_of_the_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text, "_BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(query_logs, "_BLOCK_BYTES", 1 << 16)
     (tmp_path / "log").write_bytes(b"1234567 7654321 1111111\n" * 400_000)
     tracemalloc.start()
     try:
@@ -386,7 +387,7 @@ def test_progress_ends_at_the_bytes_of_all_files(tmp_path: Path) -> None:
         for name in NAMES
         if importlib.util.find_spec("pyarrow") or "par" not in name
     ]
-    paths = [path for path in paths if text.zstd_module() or path.suffix != ".zst"]
+    paths = [path for path in paths if zstd_module() or path.suffix != ".zst"]
     for path in paths:
         trace.save(path)
     seen: list[tuple[int, int]] = []
@@ -445,7 +446,7 @@ def test_a_column_of_parquet_is_named_where_there_are_several(tmp_path: Path) ->
         (None, r"has the list columns a, b, d, name the one to read \(column, --column\)"),
         ("e", "has no column 'e'; its columns are 'a' list<"),
         ("c", "column 'c' is int64, expected a list of whole numbers .* in each row: gather"),
-        ("d", "column 'd' holds lists of string, expected .*; embedrock.hash_keys makes keys"),
+        ("d", "column 'd' holds lists of string, expected .*; keys=\"words\" makes keys"),
     ]:
         with pytest.raises(DataError, match=f"{path}: {said}"):
             Trace.load(path, column=column)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedrock._ranks import folders_in, ranks_of
+from embedrock.data.query_logs import FORMATS, KEYS
 from embedrock.errors import CorruptError, MisuseError
 from embedrock.report import text, without_nan
 
@@ -55,6 +56,23 @@ def add_json(command: argparse.ArgumentParser) -> None:
     """The switch that every command has."""
     command.add_argument(
         "--json", action="store_true", help="print the result as JSON, for programs"
+    )
+
+
+def add_query_format(command: argparse.ArgumentParser) -> None:
+    """What lines of queries are, and what their ids are (`embedrock.data.query_logs`)."""
+    command.add_argument(
+        "--format",
+        choices=FORMATS,
+        help="of text; ids: lines of ids; sessions: lines of session, tab, its ids, as of "
+        "embedrock train (ids; a line that may be either is refused)",
+    )
+    command.add_argument(
+        "--keys",
+        choices=KEYS,
+        default="numbers",
+        help="what an id is: numbers, the key itself; words, a key of embedrock.hash_keys, as "
+        "embedrock train makes of csv and sessions (numbers)",
     )
 
 

@@ -76,6 +76,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument("--table", metavar="NAME", help="as of embedrock trace")
     command.add_argument("--column", metavar="NAME", help="as of embedrock trace")
+    output.add_query_format(command)
     command.add_argument(
         "--seed", type=output.natural, default=0, metavar="N", help="decides what is drawn (0)"
     )
@@ -113,6 +114,8 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.trace,
             table=arguments.table,
             column=arguments.column,
+            format=arguments.format,
+            keys=arguments.keys,
             progress=task.callback(),
         )
     learned, held_out = trace, None

@@ -20,7 +20,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="make a trace of queries from files, and say what is in one",
         description=(
             "Reads queries, the ids that are asked for together, of one file after another: text "
-            "with a query per line and spaces between ids, plain, gzip or zstd; Parquet with a "
+            "with a query per line, plain, gzip or zstd (--format says which); Parquet with a "
             "list column; or a trace that a recorder has saved. Writes them as one trace, by which "
             "rows can be placed. docs/formats/trace.md has the formats."
         ),
@@ -46,6 +46,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--column", metavar="NAME", help="the list column of Parquet files (the only one)"
     )
+    output.add_query_format(command)
     command.add_argument(
         "--sample",
         type=float,
@@ -85,6 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.source,
             table=arguments.table,
             column=arguments.column,
+            format=arguments.format,
+            keys=arguments.keys,
             sample=arguments.sample,
             seed=arguments.seed,
             progress=task.callback(),

@@ -20,7 +20,7 @@ from embedrock.data.csv import Columns
 from embedrock.errors import MisuseError
 from embedrock.models.registry import MODELS, NODE_MODELS, described
 from embedrock.training.graph_recipes import MODELS as GRAPH_MODELS
-from embedrock.training.options import FORMATS, OPTIMIZERS
+from embedrock.training.options import FORMATS, GROWN, OPTIMIZERS
 
 _WAYS = {
     kind: f": add --model, one of {', '.join(models)}"
@@ -65,10 +65,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--data",
         type=Path,
+        nargs="+",
         required=True,
         metavar="FILE",
-        help="training data, plain, gzip or zstd; for movielens also the folder that holds it, for "
-        "graphs the folder",
+        help="training data, plain, gzip or zstd; a log may be several files, oldest first, or a "
+        "folder or a quoted pattern, whose files come in the order of their names; for movielens "
+        "also the folder that holds it, for graphs the folder",
     )
     command.add_argument(
         "--format",
@@ -95,6 +97,13 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "ahead are not kept, and --format, its columns, --holdout and --seed must be given as they "
         "were; batch size, embedding dim, layers, optimizer, eps and dtype cannot change",
     )
+    command.add_argument(
+        "--grown",
+        choices=GROWN,
+        help="with --resume, where the log has got more behind what the run has read: train, go on "
+        "with all of it, and hold out the last of it; ignore, go on with the log as it was (an "
+        "error that says so)",
+    )
     columns = command.add_argument_group(
         "columns of --format csv",
         "Names as in the header, whose fields are separated by commas, tabs or semicolons. Other "
@@ -104,8 +113,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--label",
         type=output.names,
         metavar="NAMES",
-        help="the column of clicks, 0 or 1; several, separated by commas, of a model with several "
-        "targets",
+        help="the column of clicks: 0 or 1, also 0.0, 1.0, false, true; several, separated by "
+        "commas, of a model with several targets",
     )
     columns.add_argument(
         "--categorical",
@@ -283,7 +292,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format is None:
         raise MisuseError(f"--format is missing, expected one of {', '.join(FORMATS)}")
     columns = _columns(arguments)
-    from embedrock.training.job import train
     from embedrock.training.options import Recipe, TrainOptions
 
     given = {field.name: getattr(arguments, field.name) for field in fields(Recipe)}
@@ -296,8 +304,10 @@ def run(arguments: argparse.Namespace) -> int:
         columns=columns,
         recipe=recipe,
         holdout=arguments.holdout,
+        more=tuple(arguments.data[1:]),
+        grown=arguments.grown,
     )
-    return run_to_its_end(arguments, train, options, _report, _print)
+    return run_to_its_end(arguments, "job", options, _report, _print)
 
 
 def _columns(arguments: argparse.Namespace) -> Columns | None:

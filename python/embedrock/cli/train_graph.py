@@ -70,7 +70,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Trains, prints what came of it."""
     refuse_others(arguments, "knowledge graphs", f"; {arguments.model} reads triples")
     from embedrock.training.graph_options import GraphOptions
-    from embedrock.training.graphs import train
 
     given = {field.name: getattr(arguments, field.name) for field in fields(GraphRecipe)}
     recipe = GraphRecipe.of_model(arguments.model, given)
@@ -82,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         partitions=_partitions(arguments.partitions),
         order=arguments.order,
     )
-    return run_to_its_end(arguments, train, options, _report, _print)
+    return run_to_its_end(arguments, "graphs", options, _report, _print)
 
 
 def _partitions(given: str | None) -> int | str | None:

@@ -49,6 +49,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="draw neighbours along incoming edges alone (no)",
     )
     group.add_argument(
+        "--map-ids",
+        action="store_true",
+        help="nodes and labels in texts are names, words or ids of a platform: number them in the "
+        "order in which they come; files then have no header",
+    )
+    group.add_argument(
         "--weight-decay", type=float, metavar="X", help="of the layers (5e-4 for nodes, else 0)"
     )
 
@@ -57,14 +63,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Trains, prints what came of it."""
     refuse_others(arguments, "graphs", f"; {arguments.model} reads edges")
     from embedrock.training.node_options import NodeOptions
-    from embedrock.training.nodes import train
 
     given = {field.name: getattr(arguments, field.name) for field in fields(NodeRecipe)}
     if arguments.model_options is not None:
         given["model_options"] = dict(arguments.model_options)
     recipe = NodeRecipe.of_model(arguments.model, given)
-    options = NodeOptions(**run_options(arguments, given), model=arguments.model, recipe=recipe)
-    return run_to_its_end(arguments, train, options, _report, _print)
+    options = NodeOptions(
+        **run_options(arguments, given),
+        model=arguments.model,
+        recipe=recipe,
+        map_ids=arguments.map_ids,
+    )
+    return run_to_its_end(arguments, "nodes", options, _report, _print)
 
 
 _SAID = {"accuracy": "accuracy", "auc": "AUC", "average_precision": "average precision"}

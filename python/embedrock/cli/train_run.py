@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,18 +18,27 @@ __all__ += ["report_of", "run_options", "run_to_its_end"]
 OPTIONS_OF = {
     "clicks": (
         *("format", "label", "categorical", "dense", "bottom", "top", "holdout"),
-        "model_options",
+        *("grown", "model_options"),
     ),
     "knowledge graphs": (
         *("negatives", "loss", "margin", "temperature", "regularization"),
         *("initial", "unit_rows", "unknown", "partitions", "order"),
     ),
-    "graphs": ("task", "rows", "split", "directed", "weight_decay", "initial", "model_options"),
+    "graphs": (
+        "task",
+        "rows",
+        "split",
+        "directed",
+        "weight_decay",
+        "initial",
+        "model_options",
+        "map_ids",
+    ),
 }
 """Options that not all models have, by what the models are of that have them."""
 
 _AS_GIVEN = (
-    *("data", "store", "memory", "resume", "commit_every", "skip_bad_lines", "threads", "seed"),
+    *("store", "memory", "resume", "commit_every", "skip_bad_lines", "threads", "seed"),
     *("io", "policy", "lookahead_depth", "window_bytes", "window_group", "read_ahead"),
 )
 
@@ -40,8 +50,13 @@ def remember_defaults(command: argparse.ArgumentParser) -> None:
 
 
 def refuse_others(arguments: argparse.Namespace, kind: str, way: str | Mapping[str, str]) -> None:
-    """Errors: MisuseError for an option that only models of other kinds have; `way` is what this
-    model does instead, or the way out by the kind of models that have it."""
+    """Errors: MisuseError for an option that only models of other kinds have, and for several files
+    where one is read; `way` is what this model does instead, or the way out by the kind of models
+    that have it."""
+    if kind != "clicks" and len(arguments.data) > 1:
+        raise MisuseError(
+            f"--data names {len(arguments.data)} files, and data of {kind} are one folder or file"
+        )
     for other, names in OPTIONS_OF.items():
         for name in names:
             default = arguments.own_defaults[name]
@@ -63,6 +78,7 @@ def run_options(arguments: argparse.Namespace, recipe: dict[str, Any]) -> dict[s
     said = recipe | {"pipeline": pipeline, "staleness_bound": bound}
     return {
         **{name: getattr(arguments, name) for name in _AS_GIVEN},
+        "data": arguments.data[0],
         "max_disk_bytes": arguments.max_disk,
         "given": frozenset(name for name, value in said.items() if value is not None),
         # A bound takes a pipeline.
@@ -73,17 +89,21 @@ def run_options(arguments: argparse.Namespace, recipe: dict[str, Any]) -> dict[s
 
 def run_to_its_end(
     arguments: argparse.Namespace,
-    train: Callable[[Any, Any], dict[str, Any]],
+    module: str,
     options: Any,
     report_of: Callable[[dict[str, Any]], dict[str, Any]],
     show: Callable[[dict[str, Any]], None],
 ) -> int:
-    """Trains, and prints or writes what came of it. Returns the exit status."""
+    """Trains by a module of `embedrock.training`, and prints or writes what came of it. Returns the
+    exit status. What can be said of options and files is said before PyTorch is imported."""
     from embedrock import report
     from embedrock.report import progress
 
     if arguments.report is not None:
         report.check(arguments.report)
+    options.check()
+    options.files()
+    train = importlib.import_module(f"embedrock.training.{module}").train
     result = train(options, progress.for_terminal())
     if arguments.report is not None:
         title = f"embedrock train: {options.data}"

@@ -17,6 +17,8 @@ _MEMORY = re.compile(r'\bmemory="?([^"\s;,]+)"?')
 """A budget as messages name it."""
 _ARGUMENT = re.compile(r"\b(step|pmem_path|cold_directory|capacity|max_disk_bytes)=(\w*)")
 """Other arguments that messages tell to give, with a value or without."""
+_CHOICE = re.compile(r'\b(format|keys|unknown|grown)="(\w+)"')
+"""Arguments of which messages name a choice."""
 _CALLS = {
     "embedrock.objects.list": "embedrock pull --list URL",
     "embedrock.objects.prune": "embedrock push --keep N",
@@ -42,6 +44,8 @@ def one_line(
         line = line.replace(call, command)
     # Only a server chooses between reading and writing.
     reads = r"\1 leave --writable out" if getattr(arguments, "writable", False) else ""
+    if hasattr(arguments, "map_ids"):
+        line = line.replace("map_ids=True", "--map-ids")
     line = _READ_ONLY.sub(reads, line)
 
     def option(found: re.Match[str]) -> str:
@@ -51,4 +55,4 @@ def one_line(
             return found.group()
         return f"--{name.replace('_', '-')} {value}".rstrip()
 
-    return _ARGUMENT.sub(option, line)
+    return _ARGUMENT.sub(option, _CHOICE.sub(option, line))

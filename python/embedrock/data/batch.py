@@ -32,12 +32,14 @@ class Feature:
 
 @dataclass(frozen=True)
 class Position:
-    """Where the next unread training sample is. `offset` and `line` matter to streamed files."""
+    """Where the next unread training sample is. The rest matters to streamed files: the number of
+    the file among those of the log, and the place in it (of Parquet, the row)."""
 
     epoch: int = 0
     batch: int = 0
     offset: int = 0
     line: int = 0
+    part: int = 0
 
 
 @dataclass

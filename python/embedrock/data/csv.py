@@ -1,9 +1,13 @@
 """A click log of the user's own: text with a header, of which labels and columns are named.
 
-Lines are fields separated by commas, tabs or semicolons, as the header has it. A label is 0 or 1.
-A categorical value is whatever its text is: integers, names, nothing; its key is that of
-`embedrock.hash_keys`. A number x becomes sign(x) log(1 + |x|), a missing one 0. Columns that nobody
-named are not looked at. Fields may be quoted where they hold no line break.
+Lines are fields separated by commas, tabs or semicolons, as the header has it. A label is 0 or 1,
+also as 0.0, 1.0, false and true. A categorical value is whatever its text is: integers, names,
+nothing; its key is that of `embedrock.hash_keys`. A number x becomes sign(x) log(1 + |x|), a
+missing one 0. Columns that nobody named are not looked at. Between commas and semicolons fields may
+be quoted where they hold no line break; between tabs a quotation mark is text like any other.
+
+Runs of older versions go on by the rules that they began with: with `rules` 1 quotation marks are
+none between tabs either, and a label is a digit.
 """
 
 from __future__ import annotations
@@ -24,11 +28,20 @@ from embedrock.errors import MisuseError
 
 _HEADER_BYTES_MAX = 1 << 20
 _SEPARATORS = (",", "\t", ";")
-_MARK = b"\xef\xbb\xbf"
-"""What some programs begin a UTF-8 text with; no part of the first name."""
 _JOINED = "\x1f"
 """Stands between fields of which some were quoted: ASCII's unit separator, which no text has."""
 _NUMBER_BYTES = 32
+RULES = 2
+"""Of the texts of values; a run remembers those that it began with."""
+LABELS = {
+    **dict.fromkeys((b"0", b"0.0", b"false", b"False", b"FALSE"), 0.0),
+    **dict.fromkeys((b"1", b"1.0", b"true", b"True", b"TRUE"), 1.0),
+}
+"""What a label may be written as."""
+_UNQUOTABLE = (
+    "has a quotation mark that is not closed in its line, or has text behind it; a field with "
+    "marks is quoted, and each of its marks doubled"
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +80,7 @@ class Csv:
 
     name = "csv"
 
-    def __init__(self, path: Path, columns: Columns) -> None:
+    def __init__(self, path: Path, columns: Columns, rules: int = RULES) -> None:
         """Reads the header.
 
         Errors: DataError when a column is not there.
@@ -78,10 +91,11 @@ class Csv:
             text = stream.read(_HEADER_BYTES_MAX)
         self._header_bytes = text.find(b"\n") + 1 or len(text)
         try:
-            header = text[: self._header_bytes].removeprefix(_MARK).decode().rstrip("\r\n")
+            header = text[: self._header_bytes].decode().rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise DataError(f"header is no UTF-8: {error}", path=path, line=1) from error
-        self._separator, self._names = _split_header(header, path, columns)
+        self._rules = rules
+        self._separator, self._names = _split_header(header, path, columns, rules)
         self._labels = [self._names.index(name) for name in columns.labels]
         self._tokens = [self._names.index(name) for name in columns.categorical]
         self._numbers = [self._names.index(name) for name in columns.dense]
@@ -107,19 +121,23 @@ class Csv:
 
     def parse(self, block: bytes) -> Block:
         """Parses whole lines: `block` ends with a newline or with the text."""
-        if b'"' not in block:
+        if b'"' not in block or (self._separator == "\t" and self._rules > 1):
             return self._parse(block, self._separator)
         ends = np.flatnonzero(np.frombuffer(block + b"\n", np.uint8) == ord("\n"))
-        lines = block.split(b"\n")
-        found = self._parse(b"\n".join(_unquoted(line, self._separator) for line in lines), _JOINED)
-        return replace(found, ends=np.minimum(ends[found.lines] + 1, len(block)))
+        lines = [_unquoted(line, self._separator) for line in block.split(b"\n")]
+        found = self._parse(b"\n".join(lines), _JOINED)
+        bad = [
+            replace(one, problem=_UNQUOTABLE) if b'"' in lines[one.index] else one
+            for one in found.bad
+        ]
+        return replace(found, bad=bad, ends=np.minimum(ends[found.lines] + 1, len(block)))
 
     def _parse(self, block: bytes, separator: str) -> Block:
         fields = Fields.split(block, separator, self._names)
         wrong = np.zeros(fields.starts.shape, bool)
         clicks = np.empty((len(fields.starts), len(self._labels)), np.float32)
         for place, column in enumerate(self._labels):
-            clicks[:, place], wrong[:, column] = fields.labels(column)
+            clicks[:, place], wrong[:, column] = self._label(fields, column)
         labels = clicks if clicks.shape[1] > 1 else clicks[:, 0]
         shape = (len(fields.starts), len(self._tokens))
         keys = _core.hash_pieces(
@@ -134,16 +152,28 @@ class Csv:
             labels, dense, keys.view(np.int64).reshape(shape), wrong, self._explain
         )
 
+    def _label(self, fields: Fields, column: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """(labels, which are neither 0 nor 1)."""
+        labels, wrong = fields.labels(column)
+        for row in np.flatnonzero(wrong).tolist() if self._rules > 1 else ():
+            start = int(fields.starts[row, column])
+            value = LABELS.get(fields.block[start : start + int(fields.lengths[row, column])])
+            if value is not None:
+                labels[row], wrong[row] = value, False
+        return labels, wrong
+
     def _explain(self, field: int, shown: str) -> tuple[str, str]:
         problem = f"{shown} is not {'0 or 1' if field in self._labels else 'a finite number'}"
         return self._names[field], problem
 
 
-def _split_header(header: str, path: Path, columns: Columns) -> tuple[str, list[str]]:
+def _split_header(header: str, path: Path, columns: Columns, rules: int) -> tuple[str, list[str]]:
     """(separator, names): the separator with which the header has most columns."""
     split = {
         separator: next(csv.reader([header], delimiter=separator)) for separator in _SEPARATORS
     }
+    if rules > 1:
+        split["\t"] = header.split("\t")
     separator = max(_SEPARATORS, key=lambda one: len(split[one]))
     names = split[separator]
     for name in columns.names:
@@ -182,13 +212,14 @@ def _numbers(fields: Fields, column: int) -> tuple[NDArray[np.float64], NDArray[
     try:
         values = texts.astype(np.float64)
     except ValueError:
-        values = np.array([_number(text) for text in texts.tolist()], np.float64)
+        values = np.array([number_of(text) for text in texts.tolist()], np.float64)
     wrong = ~np.isfinite(values) | (lengths > _NUMBER_BYTES)
     return np.sign(values) * np.log1p(np.abs(np.where(wrong, 0.0, values))), wrong
 
 
-def _number(text: bytes) -> float:
+def number_of(text: bytes) -> float:
+    """The number that a text is, 1 and 0 of true and false; NaN where it is none."""
     try:
         return float(text)
     except ValueError:
-        return math.nan
+        return {b"true": 1.0, b"false": 0.0}.get(text.lower(), math.nan)

@@ -8,7 +8,7 @@ from embedrock.errors import EmbedrockError
 
 
 class DataError(EmbedrockError, ValueError):
-    """Data that cannot be read or had; `path`, `line` (1-based), `column` tell where, if known."""
+    """Data that cannot be read or had; `path`, `line` or `row` (1-based), `column` tell where."""
 
     def __init__(
         self,
@@ -16,16 +16,20 @@ class DataError(EmbedrockError, ValueError):
         *,
         path: str | Path | None = None,
         line: int | None = None,
+        row: int | None = None,
         column: str | None = None,
     ) -> None:
         """The message names the place, as far as it is given, and then the problem."""
         place = [str(path)] if path is not None else []
         if line is not None:
             place.append(f"line {line}")
+        if row is not None:
+            place.append(f"row {row}")
         if column is not None:
             place.append(column)
         super().__init__(": ".join([", ".join(place), problem] if place else [problem]))
         self.problem = problem
         self.path = None if path is None else Path(path)
         self.line = line
+        self.row = row
         self.column = column

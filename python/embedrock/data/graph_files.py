@@ -15,16 +15,19 @@ import numpy.typing as npt
 
 from embedrock.data.bad_lines import BadLines
 from embedrock.data.errors import DataError
-from embedrock.data.text import TextStream
+from embedrock.data.names import Names
+from embedrock.data.parquet import is_parquet
+from embedrock.data.text import whole_lines
 
-__all__ = ["find", "load_array", "read_dense", "read_pairs", "read_sparse"]
+__all__ = ["find", "load_array", "read_dense", "read_named", "read_pairs"]
+__all__ += ["read_sparse"]
 
 Ids: TypeAlias = npt.NDArray[np.int64]
 
-_BLOCK_BYTES = 4 << 20
 _SHOWN = 60
 _SPACES = bytes.maketrans(b",;\t\r", b"    ")
 _DIGITS = b"0123456789 \n"
+_PLACES_MAX = 1 << 40
 _LARGEST = np.iinfo(np.int64).max
 _TEXTS = tuple(f"{kind}{packed}" for kind in (".tsv", ".csv", ".txt") for packed in ("", ".gz"))
 _TEXTS += (".tsv.zst", ".csv.zst", ".txt.zst", ".parquet")
@@ -62,7 +65,7 @@ def read_pairs(path: Path, expected: str, bad: BadLines, nodes: tuple[int, str] 
         return pairs[~beyond] if beyond.any() else pairs
 
     blocks = []
-    for first, text in _blocks(path):
+    for first, text in whole_lines(path):
         plain = text.translate(_SPACES)
         found = _two_a_line(plain)
         if found is not None:
@@ -73,6 +76,7 @@ def read_pairs(path: Path, expected: str, bad: BadLines, nodes: tuple[int, str] 
             problem = None
             if not all(word.isdigit() for word in words):
                 problem = f"{_shown(b' '.join(words))}, expected whole numbers from 0 on"
+                problem += "; map_ids=True numbers names and words"
             elif len(words) != 2:
                 problem = f"{len(words)} numbers, expected {expected}"
             elif max(int(word) for word in words) >= _LARGEST:
@@ -86,6 +90,26 @@ def read_pairs(path: Path, expected: str, bad: BadLines, nodes: tuple[int, str] 
         blocks.append(check(pairs, lines))
     joined = np.concatenate(blocks) if blocks else np.empty((0, 2), np.int64)
     return np.ascontiguousarray(joined.T)
+
+
+def read_named(path: Path, expected: str, bad: BadLines) -> list[tuple[bytes, bytes]]:
+    """Lines of two names, separated by tab, comma or space; empty ones and those that begin with
+    "#" are left out. There is no header but that of Parquet.
+
+    Errors: DataError with the line, unless ``bad`` counts it.
+    """
+    found = []
+    for first, text in whole_lines(path):
+        for number, line in enumerate(text.translate(_SPACES).split(b"\n"), first):
+            words = line.split()
+            if not words or words[0].startswith(b"#") or (number == 1 and is_parquet(path)):
+                continue
+            if len(words) != 2:
+                problem = f"{len(words)} words, expected {expected}"
+                bad.add(DataError(problem, path=path, line=number))
+                continue
+            found.append((words[0], words[1]))
+    return found
 
 
 EDGE = "two nodes"
@@ -107,7 +131,7 @@ def read_dense(path: Path) -> npt.NDArray[np.float32]:
     """
     blocks: list[npt.NDArray[np.float32]] = []
     width = 0
-    for first, text in _blocks(path):
+    for first, text in whole_lines(path):
         rows = []
         for number, words in _words(text.translate(_SPACES), first):
             try:
@@ -131,21 +155,28 @@ def read_dense(path: Path) -> npt.NDArray[np.float32]:
     return np.concatenate(blocks)
 
 
-def read_sparse(path: Path) -> npt.NDArray[np.float32]:
+def read_sparse(path: Path, names: Names | None = None) -> npt.NDArray[np.float32]:
     """Lines of a node and the places of its features that are one, as ``(N, D)``: nodes and places
-    up to the largest that comes.
+    up to the largest that comes. With ``names`` a node is one of them, or a new one.
 
     Errors: DataError with the line.
     """
     nodes: list[int] = []
     places: list[int] = []
     most = -1
-    for first, text in _blocks(path):
+    for first, text in whole_lines(path):
         for number, words in _words(text.translate(_SPACES), first):
+            if names is not None:
+                words[0] = str(names.add([words[0]])[0]).encode()
             if not all(word.isdigit() for word in words):
                 problem = f"{_shown(b' '.join(words))}, expected whole numbers from 0 on"
+                if names is None:
+                    problem += "; map_ids=True numbers nodes that have names"
                 raise DataError(problem, path=path, line=number)
             node, *here = (int(word) for word in words)
+            if max(node, *here, 0) >= _PLACES_MAX:
+                problem = f"{max(node, *here)}, expected nodes and places below {_PLACES_MAX}"
+                raise DataError(problem, path=path, line=number)
             most = max(most, node)
             nodes.extend([node] * len(here))
             places.extend(here)
@@ -195,21 +226,6 @@ def _dense(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.fl
     of = np.repeat(np.arange(len(rows)), np.diff(begins))
     np.add.at(rows, (of, arrays["indices"]), arrays["data"])
     return rows
-
-
-def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Whole lines, by blocks: the number of the first, from 1 on, and their text."""
-    with TextStream(path) as stream:
-        number, rest = 1, b""
-        while block := stream.read(_BLOCK_BYTES):
-            text = rest + block.replace(b"\r\n", b"\n")
-            end = text.rfind(b"\n") + 1
-            text, rest = text[:end], text[end:]
-            if text:
-                yield number, text
-                number += text.count(b"\n")
-        if rest:
-            yield number, rest + b"\n"
 
 
 def _words(plain: bytes, first: int) -> Iterator[tuple[int, list[bytes]]]:

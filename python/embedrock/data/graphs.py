@@ -8,7 +8,8 @@
 ================  ==================================================================================
 
 Texts end in ``.tsv``, ``.csv`` or ``.txt``, also ``.gz`` and ``.zst``, or are Parquet; arrays in
-``.npy``. Nodes are numbered from 0 on: there are as many as an array says, or as files name.
+``.npy``. Nodes are numbered from 0 on: there are as many as an array says, or as files name. Where
+they have names, or ids of a platform, ``map_ids`` numbers them in the order in which they come.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from embedrock._warnings import warn
 from embedrock.data.bad_lines import BadLines
+from embedrock.data.edges import undirected
 from embedrock.data.errors import DataError
 from embedrock.data.graph_files import (
     EDGE,
@@ -28,14 +31,23 @@ from embedrock.data.graph_files import (
     find,
     load_array,
     read_dense,
+    read_named,
     read_pairs,
     read_sparse,
 )
+from embedrock.data.names import Names
 
 __all__ = ["Graph", "files_of", "planetoid_split", "read"]
 
 Ids: TypeAlias = npt.NDArray[np.int64]
 _LABEL = "a node and its label; of several labels keep one"
+_NODES_SPARSE = 100_000_000
+_SPARSE = 100
+"""More nodes than that, of which so many have no edge for one that has: ids of a platform."""
+_CLASSES_MAX = 1 << 20
+_DENSE_BYTES = 64 << 20
+_DENSE_TIMES = 16
+"""Features of more bytes, with so many zeros for each value that is none, are worth a word."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,10 @@ class Graph:
     skipped: int = 0
     """Malformed lines that were left out."""
     first_skipped: DataError | None = None
+    names: Names | None = None
+    """Of nodes, where they were mapped to ids."""
+    classes: Names | None = None
+    """Of labels, where these were mapped to numbers."""
 
     def both_ways(self) -> Ids:
         """Edges (2, 2 E) in both directions."""
@@ -61,9 +77,7 @@ class Graph:
 
     def undirected(self) -> Ids:
         """Every edge once, (2, E): the smaller node first, without loops."""
-        low, high = self.edges.min(axis=0), self.edges.max(axis=0)
-        numbers = np.unique(low[low != high] * self.num_nodes + high[low != high])
-        return np.stack([numbers // self.num_nodes, numbers % self.num_nodes])
+        return undirected(self.edges, self.num_nodes)
 
 
 def files_of(folder: Path, *, labels: bool = True) -> dict[str, Path]:
@@ -84,13 +98,21 @@ def files_of(folder: Path, *, labels: bool = True) -> dict[str, Path]:
     return {name: path for name, path in found.items() if path is not None}
 
 
-def read(folder: Path, *, labels: bool = True, skip_bad_lines: bool = False) -> Graph:
+def read(
+    folder: Path, *, labels: bool = True, skip_bad_lines: bool = False, map_ids: bool = False
+) -> Graph:
     """The graph of a folder, with labels unless they are not asked for.
+
+    With ``map_ids`` nodes and labels of texts are names of any letters but separators, without a
+    header: they get numbers in the order in which they come first, nodes those of edges, then those
+    of labels and features.
 
     Errors: DataError naming file and line, or row, for what is no number from 0 on, for a node that
     arrays of labels or features do not have, and where these two have other lengths.
     """
     files, bad = files_of(folder, labels=labels), BadLines(skip_bad_lines)
+    if map_ids:
+        return _named(files, bad)
     features, told = _features(files.get("features"))
     given, told = _labels(files.get("labels"), bad, told)
     edges = _edges(files["edges"], bad, told)
@@ -101,11 +123,12 @@ def read(folder: Path, *, labels: bool = True, skip_bad_lines: bool = False) -> 
         if found is not None:
             sizes.append(len(found))
     nodes = max(sizes)
+    if nodes > _NODES_SPARSE and features is None and (given is None or told is None):
+        _refuse_sparse(edges, nodes, files["edges"])
     if given is not None and len(given) < nodes:
         given = np.concatenate([given, np.full(nodes - len(given), -1, np.int64)])
-    if features is not None and len(features) < nodes:
-        more = np.zeros((nodes - len(features), features.shape[1]), np.float32)
-        features = np.concatenate([features, more])
+    if features is not None:
+        features = _grown(features, nodes)
     return Graph(edges, nodes, given, features, files, bad.count, bad.first)
 
 
@@ -121,6 +144,76 @@ def planetoid_split(graph: Graph) -> tuple[Ids, Ids, Ids]:
     parts = np.arange(train), np.arange(train, train + 500), np.arange(graph.num_nodes)[-1000:]
     first, second, third = (part[graph.labels[part] >= 0] for part in parts)
     return first, second, third
+
+
+def _refuse_sparse(edges: Ids, nodes: int, path: Path) -> None:
+    """Errors: DataError where hardly a number below that of the largest node is one of a node."""
+    named = len(np.unique(edges))
+    if nodes > _SPARSE * named:
+        raise DataError(
+            f"names {named:,} nodes, and the largest is {nodes - 1}: nodes are numbered from 0 on, "
+            f"and each number would have a row; ids of a platform are numbered with map_ids=True",
+            path=path,
+        )
+
+
+def _named(files: dict[str, Path], bad: BadLines) -> Graph:
+    """The graph of files with names."""
+    for name, path in files.items():
+        if path.suffix in (".npy", ".npz") or (name == "features" and ".csv" in path.suffixes):
+            raise DataError(
+                "has its values in the order of ids, which are made of names here; give "
+                f"{name}.tsv, whose lines begin with the name of a node",
+                path=path,
+            )
+    names, classes = Names(), Names()
+    found = read_named(files["edges"], EDGE, bad)
+    edges = np.array([names.add(words) for words in found], np.int64).reshape(-1, 2).T
+    if not edges.shape[1]:
+        raise DataError("has no edges in it", path=files["edges"])
+    pairs, given = np.empty((0, 2), np.int64), None
+    if "labels" in files:
+        words = read_named(files["labels"], _LABEL, bad)
+        nodes = names.add([node for node, _ in words])
+        pairs = np.stack([nodes, classes.add([label for _, label in words])], axis=1)
+    features = None
+    if "features" in files:
+        features = read_sparse(files["features"], names)
+        features = _grown(features, len(names))
+        _warn_dense(files["features"], features)
+    if "labels" in files:
+        given = np.full(len(names), -1, np.int64)
+        given[pairs[:, 0]] = pairs[:, 1]
+    return Graph(
+        np.ascontiguousarray(edges),
+        len(names),
+        given,
+        features,
+        files,
+        bad.count,
+        bad.first,
+        names,
+        classes if "labels" in files else None,
+    )
+
+
+def _grown(rows: npt.NDArray[Any], nodes: int) -> npt.NDArray[Any]:
+    """Rows of more nodes, those of others 0."""
+    more = np.zeros((nodes - len(rows), rows.shape[1]), np.float32)
+    return np.concatenate([rows, more]) if len(more) else rows
+
+
+def _warn_dense(path: Path, rows: npt.NDArray[Any]) -> None:
+    """Says where hardly a value of features that become a dense table is another than 0."""
+    ones = np.count_nonzero(rows)
+    if rows.nbytes > _DENSE_BYTES and ones * _DENSE_TIMES < rows.size:
+        nodes, width = rows.shape
+        warn(
+            f"{path} becomes a dense table of {nodes:,} x {width:,} float32, {rows.nbytes:,} "
+            f"bytes, of which {ones:,} values are not 0. Fewer columns make it small: give "
+            f"features.npy with a projection of them (TruncatedSVD of scikit-learn, to 128 "
+            f"columns), or train embeddings without features (--rows embeddings)"
+        )
 
 
 Told: TypeAlias = tuple[int, str] | None
@@ -142,7 +235,11 @@ def _features(path: Path | None) -> tuple[npt.NDArray[Any] | None, Told]:
     elif ".csv" in path.suffixes or path.suffix == ".parquet":
         rows = read_dense(path)
     else:
-        return read_sparse(path), None
+        rows = read_sparse(path)
+        _warn_dense(path, rows)
+        return rows, None
+    if path.suffix == ".npz":
+        _warn_dense(path, rows)
     return rows, (len(rows), f"{path.name} has {len(rows)} rows, one for each node")
 
 
@@ -164,15 +261,28 @@ def _labels(path: Path | None, bad: BadLines, told: Told) -> tuple[Ids | None, T
                 path=path,
             )
         said = f"{path.name} has {len(given)} labels, one for each node"
-        if (given < -1).any():
+        if given.dtype.kind == "i" and (given < -1).any():
             row = int(np.flatnonzero(given < -1)[0])
             raise DataError(f"row {row} is {int(given[row])}, expected -1 or more", path=path)
+        _check_classes(given, path)
         return given.astype(np.int64), told or (len(given), said)
     pairs = read_pairs(path, _LABEL, bad, told)
     nodes = told[0] if told is not None else 1 + int(pairs[0].max(initial=-1))
     labels = np.full(nodes, -1, np.int64)
     labels[pairs[0]] = pairs[1]
+    _check_classes(labels, path)
     return labels, told
+
+
+def _check_classes(labels: npt.NDArray[Any], path: Path) -> None:
+    """Errors: DataError for a label that is no number of a class."""
+    most = int(labels.max()) if len(labels) else -1
+    if most >= _CLASSES_MAX:
+        raise DataError(
+            f"node {int(np.argmax(labels))} has label {most}, expected numbers of classes from 0 "
+            f"on, below {_CLASSES_MAX}; map_ids=True numbers what stands there",
+            path=path,
+        )
 
 
 def _edges(path: Path, bad: BadLines, told: Told) -> Ids:
@@ -185,6 +295,11 @@ def _edges(path: Path, bad: BadLines, told: Told) -> Ids:
         raise DataError(
             f"has shape {given.shape} and dtype {given.dtype}, expected whole numbers (2, E): "
             f"where each edge begins and where it leads",
+            path=path,
+        )
+    if given.dtype == np.uint64 and len(given[0]) and int(given.max()) > np.iinfo(np.int64).max:
+        raise DataError(
+            f"has node {int(given.max())}, expected ids below 2**63; number nodes from 0 on",
             path=path,
         )
     edges = np.ascontiguousarray(given, np.int64)

@@ -132,6 +132,23 @@ def ratings_file(path: Path) -> Path:
     raise DataError(f"folder holds none of {', '.join(_RATINGS_NAMES)}", path=path)
 
 
+def files_of(path: Path) -> tuple[Path, ...]:
+    """The files that `read` reads: ratings, and users and items where they are there.
+
+    Errors: DataError when a folder holds no ratings.
+    """
+    ratings = ratings_file(path)
+    stem = _plain_name(ratings).removesuffix(".inter")
+    found = [ratings]
+    for names in (
+        (f"{stem}.user", "u.user", "users.dat"),
+        (f"{stem}.item", "u.item", "movies.dat", "movies.csv"),
+    ):
+        there = _beside(ratings, *names)
+        found += [] if there is None else [there]
+    return tuple(found)
+
+
 def _plain_name(path: Path) -> str:
     return path.stem if path.suffix in (".gz", ".zst") else path.name
 
@@ -156,7 +173,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         decoded = text.decode("latin-1")
     for number, line in enumerate(decoded.split("\n"), start=1):
         line = line.removesuffix("\r")
-        if line:
+        if line.strip():
             yield number, line
 
 
@@ -178,12 +195,28 @@ def _rows(
     """Parses each line; a first line whose first field is no number is the header."""
     for number, line in _lines(path):
         fields = next(csv.reader([line])) if separator == "," else line.split(separator)
-        if number == 1 and not fields[0].isdigit():
+        if number == 1 and not _is_number(fields[0]):
             continue
         try:
             yield parse(fields)
         except ValueError as error:
             bad.add(DataError(str(error), path=path, line=number))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _id(text: str) -> int:
+    """An id of 64 bits. Errors: ValueError."""
+    number = int(text)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"id {text} lies outside of 64 bits, expected -2^63 to 2^63 - 1")
+    return number
 
 
 def _rating(fields: list[str]) -> tuple[int, int, float, int]:
@@ -192,7 +225,10 @@ def _rating(fields: list[str]) -> tuple[int, int, float, int]:
     rating = float(fields[2])
     if not 0 <= rating <= 10:
         raise ValueError(f"rating is {fields[2]}, expected 0 to 10")
-    return int(fields[0]), int(fields[1]), rating, int(float(fields[3]))
+    time = float(fields[3])
+    if not abs(time) < 2**63:
+        raise ValueError(f"time is {fields[3]}, expected seconds since 1970")
+    return _id(fields[0]), _id(fields[1]), rating, int(time)
 
 
 def _user(
@@ -205,8 +241,8 @@ def _user(
         if len(fields) != width:
             raise ValueError(f"{len(fields)} fields, expected {width}")
         return (
-            int(fields[0]),
-            int(fields[age]),
+            _id(fields[0]),
+            _id(fields[age]),
             token_code(fields[gender]),
             token_code(fields[occupation]),
             token_code(fields[zip_code][:2]),
@@ -240,21 +276,21 @@ def _year(text: str) -> int:
 def _item_recbole(fields: list[str]) -> tuple[int, int, list[str]]:
     if len(fields) != 4:
         raise ValueError(f"{len(fields)} fields, expected 4: item, title, year, genres")
-    return int(fields[0]), _year(fields[2]), fields[3].split()
+    return _id(fields[0]), _year(fields[2]), fields[3].split()
 
 
 def _item_100k(fields: list[str]) -> tuple[int, int, list[str]]:
     if len(fields) != 24:
         raise ValueError(f"{len(fields)} fields, expected 24: item, title, dates, link, 19 genres")
     genres = [g for g, flag in zip(_GENRES_100K, fields[5:], strict=True) if flag == "1"]
-    return int(fields[0]), _year(fields[2]), genres
+    return _id(fields[0]), _year(fields[2]), genres
 
 
 def _item_titled(fields: list[str]) -> tuple[int, int, list[str]]:
     if len(fields) != 3:
         raise ValueError(f"{len(fields)} fields, expected 3: item, title (year), genres")
     in_title = re.search(r"\((\d{4})\)\s*$", fields[1])
-    return int(fields[0]), int(in_title.group(1)) if in_title else 0, fields[2].split("|")
+    return _id(fields[0]), int(in_title.group(1)) if in_title else 0, fields[2].split("|")
 
 
 def _join_items(ratings: Path, item: NDArray[np.int64], bad: BadLines) -> Items | None:

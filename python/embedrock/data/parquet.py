@@ -1,6 +1,7 @@
 """A Parquet file as the text that it would be with a header, made as it is read.
 
-So a log in Parquet is read as csv is, and positions in it are offsets of that text: going on at one
+So files of a graph may be Parquet where text is read; `parquet_log` reads click logs by their
+columns. Positions are offsets of that text, as runs of older versions have them: going on at one
 makes the text anew from the start, as a compressed file is unpacked. pyarrow, which reads the file,
 is optional.
 """
@@ -20,12 +21,26 @@ _ROWS = 1 << 16
 """Rows that become text at once: the same text whatever their number."""
 
 
+def is_installed() -> bool:
+    """Whether pyarrow is there."""
+    return importlib.util.find_spec("pyarrow") is not None
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a file begins as one of Parquet. Errors: DataError where it cannot be opened."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise DataError(f"cannot be opened: {error.strerror or error}", path=path) from error
+
+
 class ParquetText:
     """Reads the text from its beginning."""
 
     def __init__(self, path: Path) -> None:
         """Opens the file. Errors: DataError, also where pyarrow is not installed."""
-        if importlib.util.find_spec("pyarrow") is None:
+        if not is_installed():
             raise DataError(
                 missing("is a Parquet file, which", "pyarrow", "pyarrow")
                 + ", or write it as text with a header",

@@ -13,13 +13,15 @@ seed alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embedrock._hashing import hash_keys
+from embedrock.data import query_logs
 from embedrock.data.bad_lines import BadLines
 from embedrock.data.batch import Batch, Feature, Position
 from embedrock.data.crosses import CLICK_FROM_RATING, dense_features
@@ -27,12 +29,10 @@ from embedrock.data.errors import DataError
 from embedrock.data.hashing import combine
 from embedrock.data.memory import Column, HeldInMemory
 from embedrock.data.movielens import Ratings
-from embedrock.data.text import TextStream
 
 #: The item at hand, the items before it, and one drawn by chance for each of these: one table.
 ITEM, HISTORY, NEGATIVES = "item", "history", "negatives"
 
-_BLOCK_BYTES = 1 << 22
 #: Times that an item is drawn again while it is the one that it stands beside.
 _DRAWS = 8
 
@@ -177,39 +177,30 @@ class Sessions:
     too_short: int
 
 
-def read_sessions(path: str | Path, *, skip_bad_lines: bool = False) -> Sessions:
-    """The sessions in a text, plain, gzip or zstd. Keys are `embedrock.hash_keys` of the ids.
+def read_sessions(path: str | Path | Sequence[Path], *, skip_bad_lines: bool = False) -> Sessions:
+    """The sessions in a text, plain, gzip or zstd, or in several one after another. Keys are
+    `embedrock.hash_keys` of the ids.
 
     Errors: DataError at the first malformed line unless `skip_bad_lines`, and where no session has
     two items.
     """
     bad = BadLines(skip_bad_lines)
-    tokens: list[bytes] = []
-    sizes: list[int] = []
-    too_short = 0
-    with TextStream(path) as stream:
-        text = b"".join(iter(lambda: stream.read(_BLOCK_BYTES), b""))
-    lines = text.split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    for number, line in enumerate(lines, start=1):
-        fields = line.rstrip(b"\r").split(b"\t")
-        found = fields[1].split() if len(fields) == 2 else []
-        if not found:
-            problem = f"{len(fields)} tab-separated fields, expected 2: session, its items"
-            if len(fields) == 2:
-                problem = "session has no items"
-            bad.add(DataError(problem, path=path, line=number))
-        elif len(found) == 1:
-            too_short += 1
-        else:
-            tokens += found
-            sizes.append(len(found))
-    if not sizes:
+    items, lengths, too_short = [], [], 0
+    paths = [Path(path)] if isinstance(path, (str, Path)) else list(path)
+    for keys, counts in chain.from_iterable(
+        query_logs.parts(one, form="sessions", keys="words", bad=bad) for one in paths
+    ):
+        several = counts > 1
+        too_short += len(counts) - int(np.count_nonzero(several))
+        items.append(keys[np.repeat(several, counts)].view(np.int64))
+        lengths.append(counts[several])
+    sizes = np.concatenate(lengths) if lengths else np.empty(0, np.int64)
+    if not len(sizes):
         skipped = f" ({bad.count} malformed lines skipped, the first: {bad.first})"
-        raise DataError(f"holds no session of two items{skipped if bad.count else ''}", path=path)
+        named = ", ".join(map(str, paths))
+        raise DataError(f"holds no session of two items{skipped if bad.count else ''}", path=named)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    return Sessions(hash_keys(tokens), offsets, bad, too_short)
+    return Sessions(np.concatenate(items), offsets, bad, too_short)
 
 
 def session_dataset(

@@ -1,17 +1,18 @@
 """The user's own click log, one sample a line, streamed: no part of it is kept in memory.
 
-What a line means is the format's business (`criteo`, `avazu`). One pass over the file before
-training (`scan`) counts samples and distinct keys, so that a memory budget in per cent means
-something, the last samples can be held out, and a malformed line is reported before hours of
-training rather than after.
+A log is one file, or several of one kind behind each other. What a line or a row means is the
+format's business (`criteo`, `avazu`, `csv`, `parquet_log`). One pass over the files before training
+(`scan`) counts samples and distinct keys, so that a memory budget in per cent means something, the
+last samples can be held out, and a malformed line is reported before hours of training rather than
+after.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +27,12 @@ from embedrock.data.text import TextStream
 #: Text parsed at once. Larger blocks leave the processor's caches, smaller ones cost more calls.
 _BLOCK_BYTES = 1 << 20
 _LONGEST_LINE_BYTES = 1 << 20
+#: Samples that are counted at once.
+_COUNTED = 1 << 16
 
 
-class Format(Protocol):
-    """What a reader of click logs knows of its kind of file."""
+class Described(Protocol):
+    """What every format says of itself."""
 
     @property
     def name(self) -> str:
@@ -51,6 +54,11 @@ class Format(Protocol):
         """Names of what is predicted: labels have a column for each where there are several."""
         ...
 
+
+@runtime_checkable
+class Format(Described, Protocol):
+    """A format of text: what a reader of click logs knows of its kind of file."""
+
     def header_bytes(self, text: bytes, path: Path) -> int:
         """How many bytes at the beginning of the text are its header, 0 for none.
 
@@ -63,13 +71,34 @@ class Format(Protocol):
         ...
 
 
+class RowFormat(Described, Protocol):
+    """A format of rows that are not text: offsets in it are numbers of rows."""
+
+    def blocks(self, path: Path, first: int) -> Iterator[tuple[int, Block]]:
+        """Rows from number `first` on: the number of the first of each block, and the block."""
+        ...
+
+
+Kind: TypeAlias = Format | RowFormat
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of a log, and its format: that of all its files, each with its own header."""
+
+    path: Path
+    kind: Kind
+
+
 @dataclass(frozen=True)
 class Mark:
-    """A place in the text: `samples` good ones lie before byte `offset`, the start of `line`."""
+    """A place in a file, `part` of the log: `samples` good ones lie before byte `offset`, the start
+    of `line`."""
 
     samples: int
     offset: int
     line: int
+    part: int = 0
 
 
 @dataclass
@@ -85,17 +114,39 @@ class Scan:
 
 @dataclass(frozen=True)
 class _Located:
-    """A parsed block and where it starts in the text (line numbers are 1-based)."""
+    """A parsed block and where it starts in its file (line numbers are 1-based)."""
 
     block: Block
     offset: int
     line: int
+    part: int
 
 
-def _blocks(path: Path, kind: Format, offset: int, line: int, bad: BadLines) -> Iterator[_Located]:
-    """Parses the text from `offset`, the start of line `line`; bad lines go to `bad`."""
+def _blocks(
+    parts: Sequence[Part], part: int, offset: int, line: int, bad: BadLines
+) -> Iterator[_Located]:
+    """Parses the log from `offset` in a part, the start of line `line`; bad lines go to `bad`."""
+    for number in range(part, len(parts)):
+        path, kind = parts[number].path, parts[number].kind
+        if isinstance(kind, Format):
+            yield from _text_blocks(path, kind, number, offset, line, bad)
+        else:
+            for first, block in kind.blocks(path, offset):
+                for one in block.bad:
+                    row = first + one.index + 1
+                    bad.add(DataError(one.problem, path=path, row=row, column=one.column))
+                yield _Located(block, first, first + 1, number)
+        offset, line = 0, 1
+
+
+def _text_blocks(
+    path: Path, kind: Format, part: int, offset: int, line: int, bad: BadLines
+) -> Iterator[_Located]:
+    empty: list[DataError] = []  # lines with nothing behind them so far
     with TextStream(path) as stream:
+        begins = offset == 0
         stream.skip_to(offset)
+        offset = stream.offset
         rest = b""
         while True:
             text = stream.read(_BLOCK_BYTES)
@@ -108,40 +159,64 @@ def _blocks(path: Path, kind: Format, offset: int, line: int, bad: BadLines) -> 
                     raise DataError("is longer than 1 MiB: not a text file?", path=path, line=place)
             else:
                 rest = b""
-            if offset == 0 and whole:
+            if begins and whole:
                 header = kind.header_bytes(whole, path)
-                whole, offset, line = whole[header:], header, line + (header > 0)
+                whole, offset, line = whole[header:], offset + header, line + (header > 0)
+                begins = False
             if whole:
                 block = kind.parse(whole)
+                last = block.num_lines - 1 - _empty_at_the_end(whole)
+                if last >= 0:
+                    _tell(empty, bad)
                 for one in block.bad:
-                    at = line + one.index
-                    bad.add(DataError(one.problem, path=path, line=at, column=one.column))
-                yield _Located(block, offset, line)
+                    error = DataError(
+                        one.problem, path=path, line=line + one.index, column=one.column
+                    )
+                    if one.index > last:
+                        empty.append(error)
+                    else:
+                        bad.add(error)
+                yield _Located(block, offset, line, part)
                 offset += len(whole)
                 line += block.num_lines
             if not text:
                 return
 
 
+def _empty_at_the_end(text: bytes) -> int:
+    """How many lines at the end of whole lines have nothing in them."""
+    held = text.rstrip(b"\r\n")
+    return max(text[len(held) :].count(b"\n") - bool(held), 0)
+
+
+def _tell(errors: list[DataError], bad: BadLines) -> None:
+    for error in errors:
+        bad.add(error)
+    errors.clear()
+
+
 def scan(
     path: str | Path,
-    kind: Format,
+    kind: Kind,
     *,
+    more: Sequence[Part] = (),
     skip_bad_lines: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Scan:
-    """Reads the file once. `progress` gets the bytes of text read so far.
+    """Reads the file, and those behind it, once. `progress` gets the bytes of text read so far, of
+    one file.
 
     Errors: DataError at the first malformed line unless `skip_bad_lines`, or when no sample is
     left.
     """
     path = Path(path)
     bad = BadLines(skip_bad_lines)
+    parts = [Part(path, kind), *more]
     counters = [DistinctCounter() for _ in kind.features]
     samples = 0
     marks = []
-    for located in _blocks(path, kind, 0, 1, bad):
-        marks.append(Mark(samples, located.offset, located.line))
+    for located in _blocks(parts, 0, 0, 1, bad):
+        marks.append(Mark(samples, located.offset, located.line, located.part))
         samples += len(located.block.labels)
         for counter, keys in zip(counters, located.block.keys.T, strict=True):
             counter.add(keys)
@@ -157,7 +232,7 @@ def scan(
 
 
 class StreamedDataset:
-    """A file of one of the formats, in its own order. See `Dataset`.
+    """A log of one of the formats, in its own order. See `Dataset`.
 
     With a `scan`, the last `holdout` share of the samples is held out; without one, nothing is.
     """
@@ -165,18 +240,19 @@ class StreamedDataset:
     def __init__(
         self,
         path: str | Path,
-        kind: Format,
+        kind: Kind,
         *,
+        more: Sequence[Part] = (),
         scan: Scan | None = None,
         holdout: float = 0.1,
         skip_bad_lines: bool = False,
     ) -> None:
-        """Opens nothing yet: the file is read while batches are taken."""
+        """Of a file and those behind it. Opens nothing yet: they are read while batches are taken.
+        What the log has behind the samples of the scan is left out."""
         self.name = kind.name
-        self.path = Path(path)
+        self.parts = [Part(Path(path), kind), *more]
         self.num_dense = kind.num_dense
         self.targets = kind.targets
-        self._kind = kind
         self.bad_lines = BadLines(skip_bad_lines)
         self._scan = scan
         self._num_test = 0 if scan is None else int(scan.samples * holdout)
@@ -191,11 +267,11 @@ class StreamedDataset:
         return None if self._scan is None else self._scan.samples - self._num_test
 
     def train_batches(self, batch_size: int, start: Position) -> Iterator[Batch]:
-        """See `Dataset`; `start` must come from a batch of the same file and size."""
+        """See `Dataset`; `start` must come from a batch of the same log and size."""
         limit = self.num_train()
         done = start.batch * batch_size
         left = None if limit is None else limit - done
-        samples = _Samples(self.path, self._kind, start.offset, max(start.line, 1), self.bad_lines)
+        samples = _Samples(self.parts, start.part, start.offset, max(start.line, 1), self.bad_lines)
         number = start.batch
         while left is None or left > 0:
             taken = samples.take(batch_size if left is None else min(batch_size, left))
@@ -204,25 +280,40 @@ class StreamedDataset:
             number += 1
             if left is not None:
                 left -= len(taken.labels)
-            yield taken.batch(Position(start.epoch, number, taken.end, taken.line))
+            yield taken.batch(Position(start.epoch, number, taken.end, taken.line, taken.part))
 
     def test_batches(self, batch_size: int) -> Iterator[Batch]:
-        """See `Dataset`; reads the end of the file."""
+        """See `Dataset`; reads the end of the log."""
         if self._scan is None or self._num_test == 0:
             return
         first = self._scan.samples - self._num_test
-        mark = max((m for m in self._scan.marks if m.samples <= first), key=lambda m: m.samples)
-        samples = _Samples(
-            self.path, self._kind, mark.offset, mark.line, BadLines(self.bad_lines.skip)
-        )
-        skip = first - mark.samples
+        samples, skip = self._from_mark(first)
         while skip > 0:
             taken = samples.take(skip)
             if taken is None:
                 return
             skip -= len(taken.labels)
-        while (taken := samples.take(batch_size)) is not None:
+        left = self._num_test
+        while left > 0 and (taken := samples.take(min(batch_size, left))) is not None:
+            left -= len(taken.labels)
             yield taken.batch(Position())
+
+    def samples_there(self) -> int:
+        """How many samples the log has today, by what lies behind the last mark of the scan."""
+        assert self._scan is not None
+        count = self._scan.samples
+        samples, skip = self._from_mark(count - self._num_test)
+        count -= self._num_test + skip
+        while (taken := samples.take(_COUNTED)) is not None:
+            count += len(taken.labels)
+        return count
+
+    def _from_mark(self, first: int) -> tuple[_Samples, int]:
+        """Reads from the last mark before a sample on; and how many samples it comes behind it."""
+        assert self._scan is not None
+        mark = max((m for m in self._scan.marks if m.samples <= first), key=lambda m: m.samples)
+        bad = BadLines(self.bad_lines.skip)
+        return _Samples(self.parts, mark.part, mark.offset, mark.line, bad), first - mark.samples
 
 
 @dataclass(frozen=True)
@@ -234,6 +325,7 @@ class _Taken:
     keys: NDArray[np.int64]
     end: int
     line: int
+    part: int
 
     def batch(self, following: Position) -> Batch:
         keys = np.ascontiguousarray(self.keys.T).reshape(-1)
@@ -243,15 +335,17 @@ class _Taken:
 class _Samples:
     """Cuts the stream of blocks into pieces of any size."""
 
-    def __init__(self, path: Path, kind: Format, offset: int, line: int, bad: BadLines) -> None:
-        self._blocks = _blocks(path, kind, offset, line, bad)
+    def __init__(
+        self, parts: Sequence[Part], part: int, offset: int, line: int, bad: BadLines
+    ) -> None:
+        self._blocks = _blocks(parts, part, offset, line, bad)
         self._located: _Located | None = None
         self._used = 0
 
     def take(self, count: int) -> _Taken | None:
         """Up to `count` samples, fewer only at the end of the file; None when there are none."""
         pieces: list[tuple[Block, slice]] = []
-        end, line, missing = 0, 0, count
+        end, line, part, missing = 0, 0, 0, count
         while missing > 0:
             if self._located is None or self._used == len(self._located.block.labels):
                 self._located = next(self._blocks, None)
@@ -266,15 +360,19 @@ class _Samples:
             missing -= piece.stop - piece.start
             end = self._located.offset + int(block.ends[piece.stop - 1])
             line = self._located.line + int(block.lines[piece.stop - 1]) + 1
+            part = self._located.part
         if not pieces:
             return None
         if len(pieces) == 1:
             block, piece = pieces[0]
-            return _Taken(block.labels[piece], block.dense[piece], block.keys[piece], end, line)
+            return _Taken(
+                block.labels[piece], block.dense[piece], block.keys[piece], end, line, part
+            )
         return _Taken(
             np.concatenate([block.labels[piece] for block, piece in pieces]),
             np.concatenate([block.dense[piece] for block, piece in pieces]),
             np.concatenate([block.keys[piece] for block, piece in pieces]),
             end,
             line,
+            part,
         )

@@ -1,6 +1,9 @@
-"""Opens a text that is plain, gzip or zstd, told apart by its first bytes, as one byte stream.
+"""The one opener of users' text: plain, gzip or zstd, told apart by its first bytes, as a stream.
 
-A Parquet file is the text that `parquet` makes of it.
+What always holds: a mark of UTF-8 at the beginning is no part of the text, though its bytes count
+in offsets; UTF-16 and UTF-32 are refused, and so are lines that end in a carriage return alone.
+What goes by lines takes them from here, too: empty ones at the end of a text are none. A Parquet
+file is the text that `parquet` makes of it.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import hashlib
 import importlib
 import io
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -20,13 +24,25 @@ from embedrock.data.errors import DataError
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+_MARK = b"\xef\xbb\xbf"
+"""What some programs begin a UTF-8 text with."""
+_OTHERS = {
+    b"\xff\xfe\x00\x00": "UTF-32",
+    b"\x00\x00\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+"""What texts in other encodings begin with."""
+_MARK_BYTES_MAX = 4
+_BLOCK_BYTES = 4 << 20
 #: Thousands of lines: two files of one kind that agree so far are the same one, or its beginning.
 _HEAD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Head:
-    """What tells texts apart, however they are packed: the hash of their first bytes."""
+    """What older stores tell texts apart by, however they are packed: the hash of their first
+    bytes."""
 
     bytes: int
     blake2b: str
@@ -37,7 +53,7 @@ class Head:
 
         Errors: DataError.
         """
-        with TextStream(path) as stream:
+        with TextStream(path, keep_mark=True) as stream:
             text = stream.read(size)
         return cls(len(text), hashlib.blake2b(text, digest_size=16).hexdigest())
 
@@ -45,18 +61,44 @@ class Head:
 class TextStream:
     """Reads bytes of the (uncompressed) text and keeps count of them; errors name the file."""
 
-    def __init__(self, path: str | Path) -> None:
-        """Opens the file. Errors: DataError, also when its kind of packing needs a library."""
+    def __init__(
+        self, path: str | Path, *, keep_mark: bool = False, as_it_is: bool = False
+    ) -> None:
+        """Opens the file. With `keep_mark` a mark at the beginning is read as what follows it;
+        `as_it_is`, whatever it holds is read, unpacked if it is packed, and no text is made of it.
+
+        Errors: DataError, also when its kind of packing needs a library, and for text that is in
+        another encoding.
+        """
         self.path = Path(path)
-        self._file: BinaryIO = _open(self.path)
-        self.offset = 0
+        self._file: BinaryIO = _open(self.path, as_it_is)
+        self.offset = self.mark_bytes = 0
         self._decode_errors: tuple[type[Exception], ...] = (EOFError, zlib.error)
         self._decode_errors += (gzip.BadGzipFile, *_zstd_errors())
+        self._ahead = b""
+        if as_it_is:
+            return
+        try:
+            begin = self.read(_MARK_BYTES_MAX)
+            for mark, encoding in _OTHERS.items():
+                if begin.startswith(mark):
+                    raise DataError(
+                        f"is {encoding}, expected UTF-8: run iconv -f {encoding} -t UTF-8",
+                        path=self.path,
+                    )
+        except DataError:
+            self.close()
+            raise
+        if begin.startswith(_MARK) and not keep_mark:
+            self.mark_bytes = len(_MARK)  # which are not read
+        self._ahead, self.offset = begin[self.mark_bytes :], self.mark_bytes
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; fewer only at the end of the text."""
-        parts = []
-        missing = size
+        parts = [self._ahead[:size]] if self._ahead else []
+        missing = size - len(parts[0]) if parts else size
+        self._ahead = self._ahead[size - missing :]
+        self.offset += size - missing
         while missing > 0:
             try:
                 part = self._file.read(missing)
@@ -75,7 +117,11 @@ class TextStream:
         return b"".join(parts)
 
     def skip_to(self, offset: int) -> None:
-        """Goes on at byte `offset` of the text: a seek in a plain file, decompression otherwise."""
+        """Goes on at byte `offset` of the text: a seek in a plain file, decompression otherwise.
+
+        The mark at the beginning is not read: the text begins behind it.
+        """
+        offset = max(offset, self.mark_bytes)
         if isinstance(self._file, io.FileIO):
             size = self.path.stat().st_size
             if offset > size:
@@ -83,7 +129,7 @@ class TextStream:
                     f"has {size} bytes, reading was to go on at {offset}", path=self.path
                 )
             self._file.seek(offset)
-            self.offset = offset
+            self._ahead, self.offset = b"", offset
             return
         while self.offset < offset:
             if not self.read(min(1 << 20, offset - self.offset)):
@@ -115,7 +161,40 @@ class TextStream:
         self.close()
 
 
-def _open(path: Path) -> BinaryIO:
+def whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a text, by blocks: the number of the first, from 1 on, and their text, each line
+    with a line feed, and without a carriage return, at its end. Empty lines at the end of the text
+    are none.
+
+    Errors: DataError; also for a text that has carriage returns alone for line ends.
+    """
+    with TextStream(path) as stream:
+        number, rest, empty = 1, b"", 0
+        while block := stream.read(_BLOCK_BYTES):
+            rest += block
+            end = rest.rfind(b"\n") + 1
+            text, rest = rest[:end], rest[end:]
+            if number == 1 and not text and b"\r" in rest.rstrip(b"\r"):
+                raise DataError(
+                    "has carriage returns alone at the ends of lines, expected line feeds: run "
+                    "tr '\\r' '\\n'",
+                    path=path,
+                )
+            text = text.replace(b"\r\n", b"\n")
+            held = text.rstrip(b"\n")
+            if not held:
+                empty += len(text)
+                continue
+            after = len(text) - len(held) - 1
+            yield number, b"\n" * empty + text[: len(held) + 1]
+            number += empty + held.count(b"\n") + 1
+            empty = after
+        rest = rest.removesuffix(b"\r")
+        if rest:
+            yield number, b"\n" * empty + rest + b"\n"
+
+
+def _open(path: Path, as_it_is: bool) -> BinaryIO:
     try:
         file = path.open("rb", buffering=0)
     except OSError as error:
@@ -129,7 +208,7 @@ def _open(path: Path) -> BinaryIO:
     if magic.startswith(_GZIP):
         file.close()
         return cast(BinaryIO, gzip.open(path, "rb"))
-    if magic == parquet.MAGIC:
+    if magic == parquet.MAGIC and not as_it_is:
         file.close()
         return cast(BinaryIO, parquet.ParquetText(path))
     if magic == _ZSTD:

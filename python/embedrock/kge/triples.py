@@ -7,77 +7,25 @@ are there; what has not is an error that says which file, line and name, or is c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from embedrock._arguments import choice, flag, named_path, shown
 from embedrock.data.errors import DataError
-from embedrock.data.text import TextStream
+from embedrock.data.names import Names
+from embedrock.data.text import whole_lines
+from embedrock.data.triple_files import UNKNOWN, Unknown, files_of
 from embedrock.errors import MisuseError
 
 __all__ = ["Graph", "Names", "Triples", "Unknown", "files_of", "read"]
 
 Triples: TypeAlias = npt.NDArray[np.int32]
 """``(N, 3)``: ids of heads, relations and tails."""
-Unknown: TypeAlias = Literal["refuse", "skip", "add"]
-
-UNKNOWN = ("refuse", "skip", "add")
-PARTS = ("train", "valid", "test")
-_BLOCK_BYTES = 4 << 20
-_SUFFIXES = ("", ".tsv", ".txt", ".tsv.gz", ".txt.gz", ".tsv.zst", ".txt.zst")
-
-
-class Names:
-    """Names and their ids, from 0 on in the order in which they came first.
-
-    >>> names = Names(["Q2", "Q5"])
-    >>> names.id_of("Q5"), names[0], len(names), "Q9" in names
-    (1, 'Q2', 2, False)
-    """
-
-    def __init__(self, names: Sequence[str] = ()) -> None:
-        """With these names, each once."""
-        self._ids: dict[bytes, int] = {}
-        self._list: list[bytes] | None = None
-        self._add([name.encode() for name in names])
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name.encode() in self._ids
-
-    def __getitem__(self, number: int) -> str:
-        """The name of an id. Errors: ``IndexError``."""
-        if self._list is None:
-            self._list = list(self._ids)
-        return self._list[number].decode(errors="replace")
-
-    def __iter__(self) -> Iterator[str]:
-        """All names, by id."""
-        return (name.decode(errors="replace") for name in self._ids)
-
-    def id_of(self, name: str) -> int:
-        """The id of a name. Errors: ``KeyError``."""
-        return self._ids[name.encode()]
-
-    def _add(self, names: Sequence[bytes]) -> list[int]:
-        """The ids of names, new ones included."""
-        ids, before = self._ids, len(self._ids)
-        found = [ids.setdefault(name, len(ids)) for name in names]
-        if len(ids) != before:
-            self._list = None
-        return found
-
-    def _find(self, names: Sequence[bytes]) -> list[int]:
-        """The ids of names; -1 of those that are not there."""
-        get = self._ids.get
-        return [get(name, -1) for name in names]
 
 
 @dataclass
@@ -98,30 +46,6 @@ class Graph:
     def known(self) -> list[Triples]:
         """All triples: what a filtered ranking leaves out."""
         return [self.train, self.valid, self.test]
-
-
-def files_of(folder: str | Path) -> dict[str, Path]:
-    """The files of a folder by part: ``train``, and ``valid`` and ``test`` where they are there,
-    with an ending of text files, plain, gzip or zstd.
-
-    Errors: ``DataError`` for a folder without a file for training, or with two for one part.
-    """
-    folder = Path(folder)
-    found: dict[str, Path] = {}
-    for part in PARTS:
-        there = [folder / f"{part}{suffix}" for suffix in _SUFFIXES]
-        there = [path for path in there if path.is_file()]
-        if len(there) > 1:
-            raise DataError(f"has {there[0].name} and {there[1].name}; keep one", path=folder)
-        if there:
-            found[part] = there[0]
-    if "train" not in found:
-        raise DataError(
-            "has no train.tsv or train.txt, plain, gzip or zstd, with a triple a line: head, "
-            "relation and tail, separated by tabs",
-            path=folder,
-        )
-    return found
 
 
 def read(
@@ -191,7 +115,7 @@ class _Reader:
         self.line = 0
 
     def read(self) -> Triples:
-        blocks = [self._block(lines) for lines in _lines(self.path)]
+        blocks = [self._block(text[:-1].split(b"\n")) for _, text in whole_lines(self.path)]
         return np.concatenate(blocks) if blocks else np.empty((0, 3), np.int32)
 
     def _block(self, lines: list[bytes]) -> Triples:
@@ -209,7 +133,7 @@ class _Reader:
             return np.empty((0, 3), np.int32)
         names = b"\t".join(lines).split(b"\t")
         entities, relations = self.graph.entities, self.graph.relations
-        ids_of = (Names._add, Names._add) if self.adds else (Names._find, Names._find)
+        ids_of = (Names.add, Names.add) if self.adds else (Names.find, Names.find)
         ends = [name for i, name in enumerate(names) if i % 3 != 1]
         found = np.array(ids_of[0](entities, ends), np.int64).reshape(-1, 2)
         kinds = np.array(ids_of[1](relations, names[1::3]), np.int64)
@@ -230,7 +154,8 @@ class _Reader:
             self.part,
             number,
             f"{what} {names[place].decode(errors='replace')!r} is not in {self.train.name}; "
-            f'unknown="skip" leaves such triples out, "add" gives them rows that are never trained',
+            f'unknown="skip" leaves such triples out, unknown="add" gives them rows that are never '
+            f"trained",
         )
 
     def _skip(self, counted: str, number: int, problem: str) -> None:
@@ -241,18 +166,6 @@ class _Reader:
         skipped = self.graph.skipped
         skipped[counted] = skipped.get(counted, 0) + 1
         self.graph.first_skipped = self.graph.first_skipped or error
-
-
-def _lines(path: Path) -> Iterator[list[bytes]]:
-    """The lines of a text, by blocks."""
-    with TextStream(path) as stream:
-        rest = b""
-        while block := stream.read(_BLOCK_BYTES):
-            *lines, rest = (rest + block).split(b"\n")
-            if lines:
-                yield [line.removesuffix(b"\r") for line in lines]
-        if rest:
-            yield [rest.removesuffix(b"\r")]
 
 
 def _has_gap(line: bytes) -> bool:

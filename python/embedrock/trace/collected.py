@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from embedrock.data.query_logs import Part
 from embedrock.errors import MisuseError
 from embedrock.trace.queries import Queries, offsets_of
 from embedrock.trace.sampling import limit, marked
 
 __all__ = ["Collected", "Part"]
-
-Part: TypeAlias = tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]
-"""Keys of some queries of a table, one query after another, and how many each of them has."""
 
 
 class Collected:

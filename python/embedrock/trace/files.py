@@ -46,6 +46,8 @@ def read(
     *,
     table: str | None,
     column: str | None,
+    form: str | None,
+    keys: str,
     share: float,
     seed: int,
     progress: Progress | None,
@@ -60,7 +62,7 @@ def read(
             if progress is not None:
                 progress(before + round(min(done, 1) * size), sum(sizes))
 
-        for part in _parts(path, table, column, report):
+        for part in _parts(path, table, column, form, keys, report):
             try:
                 collected.add(part)
             except MisuseError as error:
@@ -80,23 +82,31 @@ def read(
 
 
 def _parts(
-    path: Path, table: str | None, column: str | None, report: Any
+    path: Path, table: str | None, column: str | None, form: str | None, keys: str, report: Any
 ) -> Iterator[dict[str, Part]]:
     """Parts of one file, by table. ``report`` gets how much of it is done, from 0 to 1."""
     head, size = _head(path), max(_size(path), 1)
     name = UNNAMED if table is None else table
     if column is not None and not head.startswith(_PARQUET):
         raise DataError(f"is no Parquet file and has no column {column!r}", path=path)
+    if form is not None and head.startswith((*_ZIP, _NUMPY, _PARQUET)):
+        raise DataError(f"is no text, which alone has a format; leave {form!r} out", path=path)
+    if keys == "words" and head.startswith((*_ZIP, _NUMPY)):
+        raise DataError("has keys already; leave out that they are of words", path=path)
     if head.startswith(_ZIP):
         found = _npz(path, table)
         yield {name: (one.values, np.diff(one.offsets)) for name, one in found.items()}
     elif head.startswith(_NUMPY):
         raise DataError(f"is a single NumPy array, expected {_NPZ}", path=path)
     elif head.startswith(_PARQUET):
-        for part in parquet.parts(path, column, lambda row, rows: report(row / max(rows, 1))):
+        read = parquet.parts(
+            path, column, lambda row, rows: report(row / max(rows, 1)), words=keys == "words"
+        )
+        for part in read:
             yield {name: part}
     else:
-        for part in text.parts(path, lambda done: report(done / size)):
+        read = text.parts(path, form=form, keys=keys, progress=lambda done: report(done / size))
+        for part in read:
             yield {name: part}
 
 

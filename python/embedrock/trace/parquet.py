@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from embedrock import _core
 from embedrock._optional import missing
 from embedrock.data.errors import DataError
-from embedrock.trace.collected import Part
+from embedrock.data.query_logs import Part
 from embedrock.trace.queries import Queries
 
 __all__ = ["parts", "write"]
@@ -28,8 +29,15 @@ _ROWS = 1 << 16
 _EXPECTED = "expected a list of whole numbers from -2^63 to 2^64 - 1 in each row"
 
 
-def parts(path: Path, column: str | None, progress: Callable[[int, int], object]) -> Iterator[Part]:
-    """(keys, lengths of the queries) of some rows after another.
+def parts(
+    path: Path,
+    column: str | None,
+    progress: Callable[[int, int], object],
+    *,
+    words: bool = False,
+) -> Iterator[Part]:
+    """(keys, lengths of the queries) of some rows after another. With ``words`` keys are those of
+    ``embedrock.hash_keys``, of whole numbers as they are written.
 
     ``column`` names the list column; None takes the only one that there is. ``progress`` gets rows
     that were read, and rows in all. Errors: ``DataError`` naming the column and the row, of which
@@ -42,10 +50,10 @@ def parts(path: Path, column: str | None, progress: Callable[[int, int], object]
         opened = parquet.ParquetFile(path)
     with opened as file:
         name = _column(path, file.schema_arrow, column)
-        _check_kind(path, file, name)
+        _check_kind(path, file, name, words)
         row, rows = 0, file.metadata.num_rows
         for lists in _read(path, file, name):
-            yield _queries(lists, path, name, row)
+            yield _queries(lists, path, name, row, words)
             row += len(lists)
             progress(row, rows)
 
@@ -125,8 +133,8 @@ def _is_list(types: ModuleType, kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def _check_kind(path: Path, file: Any, name: str) -> None:
-    """Errors: ``DataError`` where the lists hold no integers."""
+def _check_kind(path: Path, file: Any, name: str, words: bool) -> None:
+    """Errors: ``DataError`` where the lists hold no integers, nor words where these may be."""
     from pyarrow import types
 
     kind = file.schema_arrow.field(name).type.value_type
@@ -139,9 +147,16 @@ def _check_kind(path: Path, file: Any, name: str) -> None:
             f"numbers lose digits of large ids{_first_nan(path, file, name)}",
             path=path,
         )
-    if types.is_string(kind) or types.is_large_string(kind):
-        problem += "; embedrock.hash_keys makes keys of words"
+    if _is_text(types, kind):
+        if words:
+            return
+        problem += '; keys="words" makes keys of words'
     raise DataError(problem, path=path)
+
+
+def _is_text(types: ModuleType, kind: Any) -> bool:
+    views = getattr(types, "is_string_view", lambda _: False)
+    return bool(types.is_string(kind) or types.is_large_string(kind) or views(kind))
 
 
 def _first_nan(path: Path, file: Any, name: str) -> str:
@@ -155,7 +170,7 @@ def _first_nan(path: Path, file: Any, name: str) -> str:
     return ""
 
 
-def _queries(lists: Any, path: Path, name: str, before: int) -> Part:
+def _queries(lists: Any, path: Path, name: str, before: int, words: bool) -> Part:
     """The keys and lengths of some rows, behind ``before`` others. Errors: ``DataError``."""
     if lists.null_count:
         row = before + int(np.argmax(lists.is_null().to_numpy(zero_copy_only=False)))
@@ -168,6 +183,9 @@ def _queries(lists: Any, path: Path, name: str, before: int) -> Part:
         problem = f"null among its ids, {_EXPECTED}; drop nulls first"
         raise DataError(f"column {name!r}, row {row + 1} has {problem}", path=path)
     values = keys.to_numpy(zero_copy_only=False)
+    if words:
+        texts = [str(value) for value in values.tolist()]
+        return _core.hash_texts(texts), _lengths(lists)
     if values.dtype.kind == "i":
         values = values.astype(np.int64, copy=False).view(np.uint64)
     return values.astype(np.uint64, copy=False), _lengths(lists)

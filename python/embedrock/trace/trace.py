@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from embedrock._arguments import Progress, function, iterated, named_path, shown, text, whole
+from embedrock._arguments import (
+    Progress,
+    choice,
+    function,
+    iterated,
+    named_path,
+    shown,
+    text,
+    whole,
+)
+from embedrock.data.query_logs import FORMATS, KEYS
 from embedrock.errors import MisuseError
 from embedrock.trace import files
 from embedrock.trace.queries import (
@@ -80,6 +90,8 @@ class Trace:
         *,
         table: str | None = None,
         column: str | None = None,
+        format: Literal["ids", "sessions"] | None = None,
+        keys: Literal["numbers", "words"] = "numbers",
         sample: float = 1.0,
         seed: int = 0,
         progress: Progress | None = None,
@@ -90,6 +102,11 @@ class Trace:
         spaces between them, plain, gzip or zstd; Parquet with a query per row, in the list
         ``column``, which may be left out where there is one. Ids are whole numbers of 64 bits,
         signed or not: -1 is 2^64 - 1.
+
+        ``format`` is of text: ``"ids"``, lines of ids; ``"sessions"``, lines of the name of a
+        session, a tab, and ids with spaces between them. None reads ids, and refuses a line that
+        may be either. ``keys="words"`` makes keys of the ids by :func:`embedrock.hash_keys`, as
+        ``embedrock train`` does of csv and sessions.
 
         ``table`` names the table of a file that names none; of several tables it takes one.
         ``sample`` below 1 keeps that share while reading, as :meth:`sample` would of the whole: of
@@ -118,6 +135,8 @@ class Trace:
                 paths,
                 table=None if table is None else text("table", table),
                 column=None if column is None else text("column", column),
+                form=None if format is None else choice("format", format, FORMATS),
+                keys=choice("keys", keys, KEYS),
                 share=share_of("sample", sample, whole=True),
                 seed=whole("seed", seed, 0),
                 progress=function("progress", progress, "(done, total)"),

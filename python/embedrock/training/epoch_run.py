@@ -21,6 +21,7 @@ from torch import nn
 
 import embedrock
 from embedrock.commits import PendingCommit
+from embedrock.data.known_files import compared
 from embedrock.data.text import Head
 from embedrock.errors import EmbedrockError, MismatchError, MisuseError
 from embedrock.observe.step_report import StepReport
@@ -30,6 +31,7 @@ from embedrock.training.batches import ReadAhead
 from embedrock.training.history import History
 from embedrock.training.interrupt import Interrupt
 from embedrock.training.recipe_options import RecipeOptions
+from embedrock.training.run_data import known_of
 from embedrock.training.stored import (
     PROGRAM,
     check_continues,
@@ -124,9 +126,7 @@ class Begun(Generic[Options]):
         return self.opened
 
 
-def begin(
-    options: Options, files: Callable[[Options], dict[str, Path]], stack: contextlib.ExitStack
-) -> Begun[Options]:
+def begin(options: Options, sink: Sink, stack: contextlib.ExitStack) -> Begun[Options]:
     """Opens the store, if there is one, and holds options and data against the run in it.
 
     Errors: MisuseError, MismatchError, DataError.
@@ -136,12 +136,7 @@ def begin(
     if stored is not None:
         options = _continuing(stored, options)
     options.check_pipeline()
-    heads = {
-        part: {"path": str(path.absolute()), **asdict(Head.of(path))}
-        for part, path in files(options).items()
-    }
-    if stored is not None:
-        _check_data(heads, stored["data"], options)
+    heads = _known(options.files(), None if stored is None else stored["data"], options, sink)
     return Begun(options, heads, stored, store, stack)
 
 
@@ -158,16 +153,34 @@ def _continuing(stored: dict[str, Any], options: Options) -> Options:
     return options
 
 
-def _check_data(heads: dict[str, Any], before: dict[str, Any], options: RecipeOptions) -> None:
-    """Errors: MisuseError where files are not those that the stored run has read."""
-    for part in {**before, **heads}:
-        now, then = heads.get(part, {}), before.get(part, {})
-        if (now.get("bytes"), now.get("blake2b")) != (then.get("bytes"), then.get("blake2b")):
+def _known(
+    files: dict[str, Path], before: dict[str, Any] | None, options: RecipeOptions, sink: Sink
+) -> dict[str, Any]:
+    """What files are known by. Errors: MisuseError where they are not those that a run has read."""
+    if before is None:
+        return dict(zip(files, known_of([*files.values()], sink), strict=True))
+    for part in {**before, **files}:
+        then, path = before.get(part), files.get(part)
+        seen = "other"
+        if then is not None and path is not None:
+            if "samples" in then:
+                with Task(sink, f"looking at {path.name}"):
+                    seen = compared(then, path)
+            else:  # of an older version, by the first bytes alone
+                head = Head.of(path)
+                is_same = asdict(head) == {name: then[name] for name in asdict(head)}
+                seen = "same" if is_same else "other"
+        if seen != "same":
+            now = f"{options.data} without {part}" if path is None else path.absolute()
+            has = "has more in it than" if seen == "grown" else "is not"
             raise MisuseError(
-                f"{now.get('path', f'{options.data} without {part}')} is not what the run in "
-                f"{options.store} has read, {then.get('path', f'no {part}')}; pass the same data, "
-                f"or name another --store"
+                f"{now} {has} what the run in {options.store} has read, "
+                f"{f'no {part}' if then is None else then['path']}; pass the same data, or name "
+                f"another --store"
             )
+    if all("samples" in then for then in before.values()):
+        return before
+    return dict(zip(files, known_of([*files.values()], sink), strict=True))
 
 
 @dataclass

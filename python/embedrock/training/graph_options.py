@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
+from embedrock.data.triple_files import UNKNOWN, Unknown, files_of
 from embedrock.errors import MisuseError
-from embedrock.kge.triples import UNKNOWN, Unknown
 from embedrock.training.graph_recipes import GraphRecipe
 from embedrock.training.recipe_options import RecipeOptions
 
@@ -46,6 +47,10 @@ class GraphOptions(RecipeOptions):
                 "are trained; leave one of the two out"
             )
         super().check()
+
+    def files(self) -> dict[str, Path]:
+        """The files that are read, by part. Errors: DataError."""
+        return files_of(self.data) if self.data.is_dir() else {"train": self.data}
 
     def fixed(self) -> dict[str, Any]:
         """As before, with partitions where there are any."""

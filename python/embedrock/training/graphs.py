@@ -6,7 +6,6 @@ import contextlib
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 import embedrock
 from embedrock import kge
 from embedrock.initializers import uniform
-from embedrock.kge.triples import files_of
 from embedrock.report.progress import Sink, Task
 from embedrock.training import epoch_run
 from embedrock.training.graph_options import GraphOptions
@@ -126,7 +124,7 @@ def train(options: GraphOptions, sink: Sink) -> dict[str, Any]:
 
 def _begin(options: GraphOptions, sink: Sink, stack: contextlib.ExitStack) -> _Run:
     """Opens data and store, makes the model, and goes to the last commit if that was asked for."""
-    begun = epoch_run.begin(options, _files, stack)
+    begun = epoch_run.begin(options, sink, stack)
     options = begun.options
     with Task(sink, "reading triples"):
         graph = kge.read(
@@ -205,7 +203,3 @@ def _batches(
         seed=options.seed,
         epochs=recipe.epochs,
     )
-
-
-def _files(options: GraphOptions) -> dict[str, Path]:
-    return files_of(options.data) if options.data.is_dir() else {"train": options.data}

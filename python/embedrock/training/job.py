@@ -11,7 +11,6 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -20,15 +19,8 @@ import torch
 import embedrock
 from embedrock import initializers
 from embedrock.commits import PendingCommit
-from embedrock.data import Batch, DataError, Dataset, Position, crosses, movielens, sequences
-from embedrock.data.formats import streamed_format
-from embedrock.data.streamed import Mark, Scan, StreamedDataset, scan
-from embedrock.data.text import Head
-from embedrock.errors import (
-    EmbedrockError,
-    FullError,
-    MisuseError,
-)
+from embedrock.data import Batch, Dataset, Position
+from embedrock.errors import EmbedrockError, FullError
 from embedrock.models.base import ClickModel
 from embedrock.observe.step_report import StepReport
 from embedrock.report.progress import Sink, Task
@@ -38,6 +30,7 @@ from embedrock.training.history import History
 from embedrock.training.interrupt import Interrupt
 from embedrock.training.models import over_store
 from embedrock.training.options import TrainOptions
+from embedrock.training.run_data import RunData, opened, pruned, recognised
 from embedrock.training.stored import (
     KEEP,
     PROGRAM,
@@ -69,14 +62,13 @@ class _Run:
     options: TrainOptions
     store: Store
     dataset: Dataset
-    scan: Scan | None
+    data: RunData
     model: ClickModel
     trainer: Trainer
     position: Position
     step: int
     losses: list[float]
     bad_lines: int
-    head: Head
     history: History
     report: StepReport
     #: What gives the batches; None before there is one.
@@ -128,14 +120,15 @@ class _Run:
         last = self.store.step if self.pending is None else self.pending.step
         if last == self.step and not again:
             return
+        scan = self.data.scan
         meta = {
             "program": PROGRAM,
             "settings": self.options.fixed(),
             "changeable": self.options.changeable(),
             "max_disk_bytes": self.options.max_disk_bytes,
-            "data": {"path": str(self.options.data.absolute()), **asdict(self.head)},
+            **self.data.meta(),
             "position": asdict(self.position),
-            "scan": None if self.scan is None else asdict(_pruned(self.scan, self.dataset)),
+            "scan": None if scan is None else asdict(pruned(scan, self.dataset)),
         }
         with self.report.committing():
             self.wait_for_commit()
@@ -225,9 +218,8 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
         options = _continuing(stored, options)
     options.check_pipeline()
     options.check_model()
-    head = _check_data(stored, options)
-    found = None if stored is None else _scan_from_meta(stored["scan"])
-    dataset, found, bad_lines = _open_data(options, found, sink)
+    data = recognised(stored, options, sink)
+    dataset, data, bad_lines = opened(data, options, sink)
     if store is None:
         store = create(options, stack)
 
@@ -245,17 +237,22 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
     if stored is not None:
         step = embedrock.resume(store, model, trainer.optimizers)
         position = Position(**stored["position"])
+        if options.grown == "train" and position.epoch >= recipe.epochs:
+            print(
+                f"the run has made its {recipe.epochs} epochs: with --epochs {recipe.epochs + 1} "
+                f"it trains on what came",
+                file=sys.stderr,
+            )
     return _Run(
         options,
         store,
         dataset,
-        found,
+        data,
         model,
         trainer,
         position,
         step,
         losses=[],
-        head=head,
         history=History(trainer, store),
         report=embedrock.StepReport(store, trainer.optimizers, max_rows=_REPORT_ROWS, step=step),
         bad_lines=bad_lines,
@@ -271,90 +268,6 @@ def _continuing(stored: dict[str, Any], options: TrainOptions) -> TrainOptions:
     options = options.continuing({**settings, **changeable})
     check_continues(options, stored, settings)
     return options
-
-
-def _check_data(stored: dict[str, Any] | None, options: TrainOptions) -> Head:
-    """The head of the data, which must be that of a stored run."""
-    movies = options.format == "movielens"
-    path = movielens.ratings_file(options.data) if movies else options.data
-    if stored is None or "data" not in stored:  # older stores do not have it
-        return Head.of(path)
-    began = stored["data"]
-    head = Head.of(path, began["bytes"])
-    if asdict(head) != {name: began[name] for name in asdict(head)}:
-        raise MisuseError(
-            f"{options.data} is not the data of the run in {options.store}, which has read "
-            f"{began['path']}: their first {began['bytes']} bytes of text differ; pass the same "
-            f"data, plain, gzip or zstd, or name another --store"
-        )
-    return head
-
-
-def _open_data(
-    options: TrainOptions, found: Scan | None, sink: Sink
-) -> tuple[Dataset, Scan | None, int]:
-    """The data set, for streamed files what a pass over the file found, and how many malformed
-    lines were skipped."""
-    holdout, seed = options.holdout, options.seed
-    model = options.recipe.kind
-    if options.format == "movielens":
-        with Task(sink, "reading ratings"):
-            ratings = movielens.read(options.data, skip_bad_lines=options.skip_bad_lines)
-        bad = ratings.bad_lines
-        _tell_skipped(bad.count, bad.first)
-        if model.sequences:
-            most = options.recipe.model_options["max_history"]
-            rated = sequences.rated_dataset(ratings, max_history=most, holdout=holdout, seed=seed)
-            return rated, None, bad.count
-        several = model.several_targets
-        dataset = crosses.click_dataset(
-            ratings, several_targets=several, holdout=holdout, seed=seed
-        )
-        return dataset, None, bad.count
-    if options.format == "sessions":
-        with Task(sink, "reading sessions"):
-            found_sessions = sequences.read_sessions(
-                options.data, skip_bad_lines=options.skip_bad_lines
-            )
-        bad = found_sessions.bad_lines
-        _tell_skipped(bad.count, bad.first)
-        if found_sessions.too_short:
-            count = found_sessions.too_short
-            print(f"{count} sessions of one item are left out: none follows it", file=sys.stderr)
-        most = options.recipe.model_options["max_history"]
-        two_each = sequences.session_dataset(
-            found_sessions, max_history=most, holdout=holdout, seed=seed
-        )
-        return two_each, None, bad.count
-    kind = streamed_format(options.format, options.data, options.columns)
-    if found is None:
-        with Task(sink, "scanning data", _plain_bytes(options.data)) as task:
-            found = scan(
-                options.data, kind, skip_bad_lines=options.skip_bad_lines, progress=task.to
-            )
-        _tell_skipped(found.bad_lines, found.first_bad_line)
-    streamed = StreamedDataset(
-        options.data,
-        kind,
-        scan=found,
-        holdout=options.holdout,
-        skip_bad_lines=options.skip_bad_lines,
-    )
-    return streamed, found, found.bad_lines
-
-
-def _tell_skipped(count: int, first: DataError | str | None) -> None:
-    if count:
-        lines = "line" if count == 1 else "lines"
-        print(f"{count} malformed {lines} skipped, the first: {first}", file=sys.stderr)
-
-
-def _plain_bytes(path: Path) -> int:
-    """Bytes of text, as far as they are known beforehand: 0 for a packed file."""
-    with contextlib.suppress(OSError):
-        if path.suffix not in (".gz", ".zst", ".parquet"):
-            return path.stat().st_size
-    return 0
 
 
 def _train_epochs(run: _Run, sink: Sink, interrupt: Interrupt) -> None:
@@ -449,19 +362,6 @@ def _counted(batches: Iterator[Batch], task: Task) -> Iterator[Batch]:
     for batch in batches:
         yield batch
         task.advance(len(batch))
-
-
-def _pruned(found: Scan, dataset: Dataset) -> Scan:
-    """The scan with only the mark that a continuation needs: the last before the held-out part."""
-    first_test = dataset.num_train() or 0
-    needed = [mark for mark in found.marks if mark.samples <= first_test]
-    return Scan(found.samples, found.distinct, needed[-1:], found.bad_lines, found.first_bad_line)
-
-
-def _scan_from_meta(meta: dict[str, Any] | None) -> Scan | None:
-    if meta is None:
-        return None
-    return Scan(**{**meta, "marks": [Mark(**mark) for mark in meta["marks"]]})
 
 
 def _result(run: _Run, evaluation: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from embedrock.data.edges import Pairs
 from embedrock.models.nodes import Sample
 
 __all__ = ["Batch", "Batches", "LinkBatches", "NodeBatches", "negatives_of", "sampler_of"]
@@ -178,26 +179,18 @@ def negatives_of(edges: Ids, num_nodes: int, count: int, seed: int) -> Ids:
     They may be fewer where hardly a pair is left.
     """
     random = np.random.default_rng([seed, 6])
-    known = np.unique(
-        np.concatenate([_numbers(edges, num_nodes), _numbers(edges[::-1], num_nodes)])
-    )
+    known = Pairs(np.concatenate([edges, edges[::-1]], axis=1), num_nodes)
     found: list[Ids] = []
     missing = count
     for _ in range(100):
         drawn = random.integers(0, num_nodes, (2, 2 * missing))
-        numbers = _numbers(drawn, num_nodes)
-        places = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
-        good = drawn[:, (known[places] != numbers) & (drawn[0] != drawn[1])][:, :missing]
+        _, is_edge = known.find(drawn)
+        good = drawn[:, ~is_edge & (drawn[0] != drawn[1])][:, :missing]
         found.append(good)
         missing -= good.shape[1]
         if not missing:
             break
     return np.concatenate(found, axis=1)
-
-
-def _numbers(pairs: Ids, num_nodes: int) -> Ids:
-    numbers: Ids = pairs[0] * num_nodes + pairs[1]
-    return numbers
 
 
 def _sample(out: Any, asked: Tensor | None = None) -> Sample:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 import embedrock
 from embedrock._optional import missing
 from embedrock.data import DataError, graph_splits, graphs
+from embedrock.data.edges import Pairs
 from embedrock.data.graph_splits import Parts
-from embedrock.errors import MisuseError
 from embedrock.initializers import uniform
 from embedrock.models.nodes import NodeModel, NodeRows, NodeShape
 from embedrock.models.registry import NODE_MODELS
@@ -108,6 +108,11 @@ class _Run(epoch_run.EpochRun[Batch]):
     parts: Parts
     edges: npt.NDArray[np.int64]
 
+    def stored(self) -> dict[str, Any]:
+        """What labels were mapped to numbers, by number."""
+        classes = self.graph.classes
+        return {} if classes is None else {"class_names": list(classes)}
+
     def measure(self, sink: Sink) -> dict[str, Any]:
         """Accuracy of nodes, or AUC of links, that were not trained on."""
         measured: dict[str, Any] = {}
@@ -130,6 +135,7 @@ class _Run(epoch_run.EpochRun[Batch]):
             "rows": sorted(self.store.tables),
             "measured": measured,
             "skipped": self.graph.skipped,
+            **self.stored(),
         }
 
     def _batches_of(self, part: str) -> Iterator[Batch]:
@@ -159,16 +165,15 @@ def train(options: NodeOptions, sink: Sink) -> dict[str, Any]:
 
 def _begin(options: NodeOptions, sink: Sink, stack: contextlib.ExitStack) -> _Run:
     """Opens data and store, makes the model, and goes to the last commit if that was asked for."""
-    if not options.data.is_dir():
-        raise MisuseError(
-            f"data is {options.data}, expected the folder with edges.tsv, .csv, .npy or .parquet"
-        )
-    begun = epoch_run.begin(options, _files, stack)
+    begun = epoch_run.begin(options, sink, stack)
     options = begun.options
     recipe = options.recipe
     with Task(sink, "reading the graph"):
         graph = graphs.read(
-            options.data, labels=recipe.task == "nodes", skip_bad_lines=options.skip_bad_lines
+            options.data,
+            labels=recipe.task == "nodes",
+            skip_bad_lines=options.skip_bad_lines,
+            map_ids=options.map_ids,
         )
         edges = graph.edges if recipe.directed else graph.undirected()
         parts, known = _parts(options, graph, edges)
@@ -204,12 +209,6 @@ def _begin(options: NodeOptions, sink: Sink, stack: contextlib.ExitStack) -> _Ru
     )
 
 
-def _files(options: NodeOptions) -> dict[str, Path]:
-    found = graphs.files_of(options.data, labels=options.recipe.task == "nodes")
-    split = graph_splits.file_of(options.data)
-    return found if split is None else {**found, "split": split}
-
-
 def _parts(
     options: NodeOptions, graph: graphs.Graph, edges: npt.NDArray[np.int64]
 ) -> tuple[Parts, npt.NDArray[np.int64]]:
@@ -242,8 +241,7 @@ def _renumbered(
     parts: Parts, given: npt.NDArray[np.int64], edges: npt.NDArray[np.int64], nodes: int
 ) -> Parts:
     """The same edges by their places among those that are sorted."""
-    known = edges[0] * nodes + edges[1]
-    places = np.searchsorted(known, given.min(axis=0) * nodes + given.max(axis=0))
+    places, _ = Pairs(edges, nodes).find(np.stack([given.min(axis=0), given.max(axis=0)]))
     return {part: places[ids] for part, ids in parts.items()}
 
 

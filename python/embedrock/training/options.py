@@ -5,16 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
+from embedrock.data import movielens
 from embedrock.data.csv import Columns
+from embedrock.data.log_files import log_files
 from embedrock.errors import MisuseError
 from embedrock.models.registry import Kind, kind_of
 from embedrock.training.run_options import RunOptions, as_json
 
 FORMATS = ("criteo", "avazu", "movielens", "csv", "sessions")
+#: Formats of logs that are read as they are trained, and of which more may come.
+STREAMED_FORMATS = ("criteo", "avazu", "csv")
 #: Formats with histories, for models that read them.
 SEQUENCE_FORMATS = ("movielens", "sessions")
+
+#: What to do with what a log has got behind what a run has read of it.
+GROWN = ("train", "ignore")
 
 #: Optimizers that tables can have here.
 OPTIMIZERS = ("adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "sgd")
@@ -147,9 +155,26 @@ class TrainOptions(RunOptions):
     columns: Columns | None = None
     #: Share of the samples, the last ones, that is kept for evaluation.
     holdout: float = 0.1
+    #: Files of the log behind those of `data`.
+    more: tuple[Path, ...] = ()
+    #: What a run that goes on does with what its log has got behind it: train, or ignore it.
+    grown: str | None = None
+
+    def files(self) -> tuple[Path, ...]:
+        """The files that are read. Errors: DataError, MisuseError."""
+        if self.format != "movielens":
+            return log_files((self.data, *self.more))
+        if self.more:
+            raise MisuseError(
+                f"data names {1 + len(self.more)} files, and format movielens is one file of "
+                f"ratings, or the folder that holds it"
+            )
+        return movielens.files_of(self.data)
 
     def check(self) -> None:
         """Errors: MisuseError naming the option, what came and what was expected."""
+        if self.grown not in (None, *GROWN):
+            raise MisuseError(f"grown is {self.grown!r}, expected one of {', '.join(GROWN)}")
         if (self.columns is None) is (self.format == "csv"):
             needed = "needs its columns" if self.columns is None else "has columns of its own"
             raise MisuseError(

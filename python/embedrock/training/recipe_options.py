@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from embedrock.errors import MisuseError
@@ -28,6 +30,10 @@ class RecipeOptions(RunOptions):
     CHANGEABLE: ClassVar[tuple[str, ...]] = ()
     #: Fields of these options beside the recipe that a run has all along.
     OWN: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def files(self) -> dict[str, Path]:
+        """The files that are read, by what they have. Errors: MisuseError, DataError."""
 
     def fixed(self) -> dict[str, Any]:
         """What a continuation must have the same, as JSON; otherwise it would be another run."""

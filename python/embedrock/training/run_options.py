@@ -51,6 +51,10 @@ class RunOptions(ABC):
     staleness_bound: float = 0
 
     @abstractmethod
+    def files(self) -> Any:
+        """The files that are read. Errors: DataError, MisuseError where they are not there."""
+
+    @abstractmethod
     def fixed(self) -> dict[str, Any]:
         """What a continuation must have the same, as JSON; otherwise it would be another run."""
 
