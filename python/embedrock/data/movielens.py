@@ -31,6 +31,9 @@ from embedrock.data.text import TextStream
 _RATINGS_NAMES = ("ml-100k.inter", "u.data", "ratings.dat", "ratings.csv")
 _Row = TypeVar("_Row", bound=tuple[Any, ...])
 _COMPRESSED = ("", ".gz", ".zst")
+_FIRST_BYTES = 1 << 16
+_MARK = "\xef\xbb\xbf"
+"""Of UTF-8, as latin-1."""
 _GENRES_100K = [
     "unknown",
     "Action",
@@ -147,6 +150,16 @@ def files_of(path: Path) -> tuple[Path, ...]:
         there = _beside(ratings, *names)
         found += [] if there is None else [there]
     return tuple(found)
+
+
+def was_taken_for_header(path: Path) -> bool:
+    """Whether versions that read by older rules left the first rating out: one behind a mark, a
+    space or a sign."""
+    ratings = ratings_file(path)
+    with TextStream(ratings, keep_mark=True) as stream:
+        first = stream.read(_FIRST_BYTES).decode("latin-1").split("\n")[0]
+    before = first.split(_separator(ratings))[0]
+    return not before.isdigit() and _is_number(before.removeprefix(_MARK))
 
 
 def _plain_name(path: Path) -> str:

@@ -117,6 +117,11 @@ def _goes_on_with_more(options: TrainOptions, what: str) -> bool:
 def _check_older(stored: Mapping[str, Any], options: TrainOptions, files: Sequence[Path]) -> None:
     """Errors: MisuseError where the first bytes are not those that a run of an older version has
     read."""
+    if options.format == "movielens" and movielens.was_taken_for_header(options.data):
+        raise MisuseError(
+            f"the run in {options.store} is of an older version, which took the first rating of "
+            f"{files[0]} for a header, so its samples are others; begin anew with another --store"
+        )
     if "data" not in stored:  # still older ones do not have it
         return
     began = stored["data"]
