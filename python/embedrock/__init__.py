@@ -28,6 +28,7 @@ from embedrock.commits import Commit, PendingCommit
 from embedrock.errors import (
     BudgetWarning,
     EmbedrockError,
+    KeysWarning,
     LookaheadWarning,
     PartWarning,
     UncommittedWarning,
@@ -63,6 +64,7 @@ __all__ = [
     "Clip",
     "Commit",
     "EmbedrockError",
+    "KeysWarning",
     "LookaheadLoader",
     "LookaheadWarning",
     "PartWarning",

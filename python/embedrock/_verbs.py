@@ -72,6 +72,10 @@ def call(store: Store, found: Found, does: int, verb: Callable[..., T], *argumen
     listeners = store._listeners
     if listeners.all:
         listeners.before()
+    if does & ASKS:
+        for table, keys in found:
+            if table._hashed_by is not None:
+                table._doubt(keys.flat)
     try:
         answer = verb(*arguments)
     except KeyRangeError:

@@ -178,6 +178,13 @@ class LookaheadWarning(UserWarning):
     """
 
 
+class KeysWarning(UserWarning):
+    """Ids are looked up as numbers in a table whose keys are hashes of them: initial rows are read.
+
+    The message says how the keys were made. It comes once for a table that is opened.
+    """
+
+
 class PartWarning(UserWarning):
     """A store of one rank was opened by itself: rows of other ranks' keys read as initial ones.
 

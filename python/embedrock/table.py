@@ -22,10 +22,12 @@ from embedrock._arrays import (
     dtype_name,
 )
 from embedrock._keys import KeysNamed
+from embedrock._made_keys import SAID, are_small
 from embedrock._verbs import ASKS, CHANGES, VISITS, Floats, NonFinite, UpdateReport, call
+from embedrock._warnings import warn
 from embedrock.ahead.prefetch import Prefetch
 from embedrock.clip import Clip
-from embedrock.errors import EmbedrockError, MisuseError
+from embedrock.errors import EmbedrockError, KeysWarning, MisuseError
 from embedrock.optimizers import OptimizerSpec, hyper
 
 if TYPE_CHECKING:
@@ -93,6 +95,8 @@ class Table:
         self._storage: str = spec.get("storage", "log")
         self._capacity: int | None = spec.get("capacity")
         self._by_id: bool = info["by_id"]
+        #: How keys were made, while it may be that a caller does not know that they are hashes.
+        self._hashed_by: str | None = store._hashed_by(self._name)
         self._row_bytes: int = info["row_bytes"]
         self._state_words: int = info["state_words"]
         # Of each kind of row: its size, and what a shape of such rows means.
@@ -401,6 +405,23 @@ class Table:
         engine = self._store._core.contains
         call(self._store, [(self, found)], 0, engine, self._handle, found.flat, out)
         return out.reshape(found.shape)
+
+    def _doubt(self, keys: npt.NDArray[np.uint64]) -> None:
+        """Warns once of ids that are looked up in a table whose keys are hashes of them."""
+        kind = self._hashed_by
+        if kind is None or not len(keys):
+            return
+        self._hashed_by = None
+        if not are_small(keys) or self.contains(keys).any():
+            return
+        example = ""
+        if kind == "hash_keys":
+            example = f": get(embedrock.hash_keys(['{int(keys[0])}'])) reads the row of that id"
+        warn(
+            f"table {self._name!r} has none of the {len(keys)} keys that are asked for, the first "
+            f"of them {int(keys[0])}, so initial rows are read; its keys are {SAID[kind]}{example}",
+            KeysWarning,
+        )
 
     def promote(self, keys: ArrayLike) -> int:
         """Brings rows that are asked for often to where they are read soonest, the first ones

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from embedrock._made_keys import SAID, kinds_of
 from embedrock.cli import output
 
 _KINDS = ("rows", "part", "pmem", "journal", "pin", "state", "spare", "other")
@@ -64,6 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
         stats = store.stats()
         commits = [asdict(commit) for commit in store.commits()]
         tables = {name: _table(table) for name, table in store.tables.items()}
+        for name, kind in kinds_of(store.meta).items():
+            if name in tables:
+                tables[name]["keys"] = kind
     for one in stats["tables"]:
         table = tables[one["spec"]["name"]]
         if table["storage"] == "pmem" and one.get("medium") is None:  # nobody here can know
@@ -120,6 +124,7 @@ def _table(table: Any) -> dict[str, Any]:
         "row_bytes": table.row_bytes,
         "optimizer": table.optimizer,
         "initializer": table.initializer,
+        "keys": None,
     }
 
 
@@ -144,6 +149,10 @@ def _print(found: dict[str, Any], verbose: bool) -> None:
             ]
         )
     output.print_table(rows)
+    for kind in dict.fromkeys(table["keys"] for table in found["tables"].values()):
+        if kind is not None:
+            named = [name for name, table in found["tables"].items() if table["keys"] == kind]
+            print(f"keys of {', '.join(named)}: {SAID[kind]}")
     print()
     rows = [["commit at step", "made", "rows flushed", "written"]]
     for commit in found["commits"]:

@@ -12,6 +12,10 @@ from embedrock.cli import output
 from embedrock.errors import MisuseError
 from embedrock.placement.placing import METHODS, REPLICAS
 
+_LEARN = 0.8
+_WORTH_A_PLAN = 0.05
+"""Of the reads of held-out queries; what caches and devices make of less cannot be told apart."""
+
 
 def add(commands: Any) -> argparse.ArgumentParser:
     """Adds the command."""
@@ -69,10 +73,16 @@ def add(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--learn",
         type=float,
-        default=0.8,
         metavar="SHARE",
         help="learn from the first queries, that share of them, and try the plan with the others; "
         "1 learns from all (0.8)",
+    )
+    command.add_argument(
+        "--held-out",
+        nargs="+",
+        type=Path,
+        metavar="TRACE",
+        help="learn from all of the trace, and try the plan with these queries",
     )
     command.add_argument("--table", metavar="NAME", help="as of embedrock trace")
     command.add_argument("--column", metavar="NAME", help="as of embedrock trace")
@@ -109,18 +119,23 @@ def run(arguments: argparse.Namespace) -> int:
         memory=arguments.memory,
     ).checked()
     _check(arguments)
-    with progress.Task(progress.for_terminal(), "reading") as task:
-        trace = Trace.load(
-            arguments.trace,
-            table=arguments.table,
-            column=arguments.column,
-            format=arguments.format,
-            keys=arguments.keys,
-            progress=task.callback(),
-        )
-    learned, held_out = trace, None
-    if arguments.learn < 1:
-        learned, held_out = trace.split(arguments.learn)
+
+    def load(paths: list[Path]) -> Any:
+        with progress.Task(progress.for_terminal(), "reading") as task:
+            return Trace.load(
+                paths,
+                table=arguments.table,
+                column=arguments.column,
+                format=arguments.format,
+                keys=arguments.keys,
+                progress=task.callback(),
+            )
+
+    learned, held_out = load(arguments.trace), None
+    if arguments.held_out is not None:
+        held_out = load(arguments.held_out)
+    elif arguments.learn is None or arguments.learn < 1:
+        learned, held_out = learned.split(arguments.learn or _LEARN)
     with progress.Task(progress.for_terminal(), "placing") as task:
         plan = placing.placed(
             learned,
@@ -154,7 +169,13 @@ def _check(arguments: argparse.Namespace) -> None:
     """Errors: MisuseError for what does not fit, before anything is read."""
     from embedrock.trace import sampling
 
-    sampling.share_of("--learn", arguments.learn, whole=True)
+    if arguments.learn is not None:
+        sampling.share_of("--learn", arguments.learn, whole=True)
+        if arguments.held_out is not None:
+            raise MisuseError(
+                "--learn and --held-out both say which queries the plan is tried with; leave one "
+                "out"
+            )
     if arguments.out.suffix != ".npz":
         raise MisuseError(f"--out is {arguments.out}, expected a name that ends with .npz")
     if arguments.out.exists():
@@ -197,6 +218,7 @@ def _print(said: dict[str, Any], method: str) -> None:
     )
     found = said["held_out"]
     if found is None:
+        print("not tried: no query was kept apart (--held-out TRACE, or --learn below 1)")
         return
     print(
         f"{found['queries']:,} held-out queries of {found['rows']:.1f} rows, of which "
@@ -208,3 +230,11 @@ def _print(said: dict[str, Any], method: str) -> None:
     if said["replica_pages"]:
         rows.append(("with replicas", f"{found['pages']:.3f}"))
     output.print_table(rows)
+    saved = 1 - found["pages"] / found["pages_identity"] if found["pages_identity"] else 0.0
+    if saved < _WORTH_A_PLAN:
+        print(
+            f"this plan saves {max(saved, 0):.0%} of the reads: {found['pages']:.2f} pages for a "
+            f"held-out query, and {found['pages_identity']:.2f} in the order of keys; what is "
+            f"asked for together says little of later queries here, and serving without a plan is "
+            f"as good"
+        )

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from embedrock._made_keys import SAID
 from embedrock.cli import output
 from embedrock.errors import MisuseError
 from embedrock.training.interrupt import EXIT_INTERRUPTED
@@ -153,6 +154,7 @@ def print_place(result: dict[str, Any], samples: str) -> bool:
         print(f"stopped and committed: {place}; the same command with --resume goes on")
         return False
     print(f"trained and committed: {place}")
+    print(f"keys of its tables: {SAID[result['keys']]}")
     if result["samples_per_s"] is not None:
         speed = result["samples_per_s"]
         print(f"{result['samples']:,} {samples}, {speed:,.0f} {samples}/s")

@@ -13,16 +13,20 @@ from typing import Any
 import numpy as np
 
 from embedrock._arguments import named_path, whole
-from embedrock.errors import KeyRangeError, MisuseError
+from embedrock._made_keys import SAID, kinds_of
+from embedrock._warnings import warn
+from embedrock.errors import KeyRangeError, KeysWarning, MisuseError
 from embedrock.store.opening import open as open_store
 from embedrock.store.store import Store
 from embedrock.table import Table
+from embedrock.trace.trace import Trace
 
 __all__ = ["RowClass", "chosen", "of_all", "of_store"]
 
 _MEMORY = "256MiB"
 """For a look at a store that the caller has not opened: its index must fit."""
 _ROWS_PER_PAGE_MAX = 1 << 16
+_LOOKED_FOR = 1000
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,38 @@ def of_store(
     path = named_path("store", store)
     with open_store(path, memory or _MEMORY, create=False, read_only=True) as opened:
         return _of_open(tables, opened, str(path))
+
+
+def warn_absent(
+    trace: Trace, store: Store | str | os.PathLike[str], memory: int | None = None
+) -> None:
+    """Warns of a growing table that has none of the rows that the trace asks for: its keys were
+    made in another way, and a plan of these would place nothing.
+
+    Blocking: looks for a thousand keys of each table.
+    """
+    if not isinstance(store, Store):
+        path = named_path("store", store)
+        with open_store(path, memory or _MEMORY, create=False, read_only=True) as opened:
+            warn_absent(trace, opened)
+        return
+    there, kinds = store.tables, kinds_of(store.meta)
+    for name, queries in trace.tables.items():
+        table = there.get(name)
+        if table is None or table.num_embeddings is not None or not len(table):
+            continue
+        step = max(1, len(queries.values) // _LOOKED_FOR)
+        keys = np.ascontiguousarray(queries.values[::step])
+        if not len(keys) or table.contains(keys).any():
+            continue
+        said, way = SAID.get(kinds.get(name, ""), "made in another way"), ""
+        if kinds.get(name) == "hash_keys":
+            way = '; load the trace with keys="words"'
+        warn(
+            f"table {name!r} has none of {len(keys)} keys that the trace asks for, so the plan "
+            f"places rows that are not there; its keys are {said}{way}",
+            KeysWarning,
+        )
 
 
 def _of_open(tables: Sequence[str], store: Store, said: str) -> list[RowClass]:

@@ -14,7 +14,7 @@ from embedrock._arguments import Progress, between, choice, function, instance, 
 from embedrock._memory import machine_bytes, size_of
 from embedrock._warnings import warn
 from embedrock.errors import BudgetError, BudgetWarning, MisuseError
-from embedrock.placement.classes import RowClass, chosen
+from embedrock.placement.classes import RowClass, chosen, warn_absent
 from embedrock.placement.groups import PlanGroup
 from embedrock.placement.plan import Plan
 from embedrock.store.store import Store
@@ -148,6 +148,8 @@ def placed(
         raise MisuseError(f"{which} of {', '.join(given)} is given, expected one of them")
     assert options.memory is None or isinstance(options.memory, int)
     homes: Sequence[PlanGroup | None] = ()
+    if store is not None:
+        warn_absent(trace, store, options.memory)
     if home is None:
         classes = chosen(names, store, rows_per_page, options.memory)
     else:

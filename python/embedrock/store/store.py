@@ -12,6 +12,7 @@ from embedrock import optimizers as _optimizers
 from embedrock._arguments import choice, flag, shown, text, whole
 from embedrock._arrays import ArrayLike, Keys, as_keys
 from embedrock._keys import KeysNamed
+from embedrock._made_keys import HASHED, kinds_of
 from embedrock._rows import Bounds
 from embedrock._verbs import (
     ASKS,
@@ -409,6 +410,11 @@ class Store(Changing):
         self._listeners.refreshing()
         found = self._core.refresh()
         return None if found is None else commit_of(found)
+
+    def _hashed_by(self, name: str) -> str | None:
+        """How the keys of a table were made, if they are hashes and the commit says so."""
+        kind = kinds_of(self.meta).get(name)
+        return kind if kind in HASHED else None
 
     @property
     def meta(self) -> Any:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import embedrock
+from embedrock._made_keys import meta_of
 from embedrock.commits import PendingCommit
 from embedrock.data.known_files import compared
 from embedrock.data.text import Head
@@ -199,6 +200,8 @@ class EpochRun(ABC, Generic[B]):
     seconds: float = 0.0
     interrupted: bool = False
     ahead: ReadAhead[B] | None = None
+    #: What keys are made of (`embedrock._made_keys`).
+    keys: str = "names"
 
     def __post_init__(self) -> None:
         """Starts what observes the run."""
@@ -247,6 +250,7 @@ class EpochRun(ABC, Generic[B]):
                 "changeable": self.options.changeable(),
                 "max_disk_bytes": self.options.max_disk_bytes,
                 "data": self.begun.heads,
+                **meta_of(self.keys, self.store.tables),
                 **self.stored(),
             }
             trainer = self.trainer
@@ -302,6 +306,7 @@ class EpochRun(ABC, Generic[B]):
             "samples_per_s": self.samples / self.seconds if self.seconds > 0 else None,
             "train_loss": sum(self.losses) / len(self.losses) if self.losses else None,
             **self.told(measured),
+            "keys": self.keys,
             "time": self.trainer.seconds.as_dict(),
             "settings": self.options.settings(),
             "history": self.history.points(),

@@ -18,6 +18,7 @@ import torch
 
 import embedrock
 from embedrock import initializers
+from embedrock._made_keys import meta_of
 from embedrock.commits import PendingCommit
 from embedrock.data import Batch, Dataset, Position
 from embedrock.errors import EmbedrockError, FullError
@@ -127,6 +128,7 @@ class _Run:
             "changeable": self.options.changeable(),
             "max_disk_bytes": self.options.max_disk_bytes,
             **self.data.meta(),
+            **meta_of(_keys_of(self.options), self.store.tables),
             "position": asdict(self.position),
             "scan": None if scan is None else asdict(pruned(scan, self.dataset)),
         }
@@ -364,6 +366,11 @@ def _counted(batches: Iterator[Batch], task: Task) -> Iterator[Batch]:
         task.advance(len(batch))
 
 
+def _keys_of(options: TrainOptions) -> str:
+    """What keys are made of (`embedrock._made_keys`)."""
+    return "hash_keys" if options.format in ("csv", "sessions") else "column_hash"
+
+
 def _result(run: _Run, evaluation: Any) -> dict[str, Any]:
     """What the run came to, as JSON values."""
     mean_loss = sum(run.losses) / len(run.losses) if run.losses else None
@@ -388,6 +395,7 @@ def _result(run: _Run, evaluation: Any) -> dict[str, Any]:
         },
         "time": run.trainer.seconds.as_dict(),
         "bad_lines": run.bad_lines,
+        "keys": _keys_of(run.options),
         "settings": run.options.settings(),
         "history": run.history.points(),
         "stats": run.store.stats(),

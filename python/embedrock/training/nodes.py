@@ -206,6 +206,7 @@ def _begin(options: NodeOptions, sink: Sink, stack: contextlib.ExitStack) -> _Ru
         graph=graph,
         parts=parts,
         edges=edges,
+        keys="names" if options.map_ids else "ids",
     )
 
 
