@@ -29,6 +29,7 @@ __all__ = [
     "FullError",
     "IoError",
     "KeyRangeError",
+    "KeysWarning",
     "LockedError",
     "LookaheadWarning",
     "MismatchError",

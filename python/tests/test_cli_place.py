@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -141,3 +142,26 @@ def test_placing_shows_how_far_it_is_and_what_memory_it_takes(
     assert any(" left, up to " in line for line in placing)
     assert all("of 64 MiB of memory" in line for line in placing if "up to" in line)
     assert any(line.startswith("trying: done in ") for line in lines)
+
+
+# A plan that saves nothing was written without a word.
+def test_a_useless_plan_is_called_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    random = np.random.default_rng(0)
+    logs = []
+    for name in ("log", "held"):
+        queries = [random.choice(4000, 8, replace=False) for _ in range(400)]
+        logs.append(tmp_path / f"{name}.txt")
+        logs[-1].write_text("\n".join(" ".join(map(str, query)) for query in queries))
+    command = ["place", str(logs[0]), "--rows-per-page", "8"]
+    assert cli.main([*command, "--out", str(tmp_path / "one.npz")]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"this plan saves \d% of the reads: \d.\d\d pages for a held-out", said)
+    assert cli.main([*command, "--held-out", str(logs[1]), "--out", str(tmp_path / "2.npz")]) == 0
+    said = capsys.readouterr().out
+    assert "learned from 400 queries\n400 held-out queries of 8.0 rows" in said
+    assert "this plan saves" in said
+    assert cli.main([*command, "--learn", "1", "--out", str(tmp_path / "3.npz")]) == 0
+    assert "not tried: no query was kept apart" in capsys.readouterr().out
+    both = ["--held-out", str(logs[1]), "--learn", "0.5", "--out", str(tmp_path / "4.npz")]
+    assert cli.main([*command, *both]) == 2
+    assert "--learn and --held-out both say" in capsys.readouterr().err

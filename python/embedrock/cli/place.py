@@ -231,7 +231,7 @@ def _print(said: dict[str, Any], method: str) -> None:
         rows.append(("with replicas", f"{found['pages']:.3f}"))
     output.print_table(rows)
     saved = 1 - found["pages"] / found["pages_identity"] if found["pages_identity"] else 0.0
-    if saved < _WORTH_A_PLAN:
+    if method != "identity" and saved < _WORTH_A_PLAN:
         print(
             f"this plan saves {max(saved, 0):.0%} of the reads: {found['pages']:.2f} pages for a "
             f"held-out query, and {found['pages_identity']:.2f} in the order of keys; what is "

@@ -32,6 +32,15 @@ def _spans(first: Ids, last: Ids) -> tuple[Ids, Ids]:
     return spans, np.arange(int(counts.sum())) - np.repeat(begins - first, counts)
 
 
+def _placed(ids: Ids, wanted: npt.NDArray[Any]) -> tuple[Ids, npt.NDArray[np.bool_]]:
+    """Places in rising ids, and which are there."""
+    found = np.asarray(wanted).astype(np.int64)
+    if not len(ids):
+        return np.zeros(len(found), np.int64), np.zeros(len(found), np.bool_)
+    places = np.searchsorted(ids, found).clip(max=len(ids) - 1)
+    return places, ids[places] == found
+
+
 class Known:
     """The true answers of queries, by group."""
 
@@ -51,15 +60,19 @@ class Known:
     def of(cls, side: str, asked: npt.NDArray[Any], known: Sequence[npt.NDArray[Any]]) -> Known:
         """For the heads or the tails of triples, from arrays of true triples."""
         given, answer = (2, 0) if side == "head" else (0, 2)
-        questions = asked[:, [given, 1]].astype(np.int64)
-        most = max([1, *(int(one[:, 1].max()) + 1 for one in (asked, *known) if len(one))])
-        keys = questions[:, 0] * most + questions[:, 1]
+        # Ends and relations count by their places among those that are asked for: numbers of
+        # pairs of these are below the square of the queries, whatever the ids are.
+        ends, by_end = np.unique(asked[:, given].astype(np.int64), return_inverse=True)
+        relations, by_relation = np.unique(asked[:, 1].astype(np.int64), return_inverse=True)
+        keys = by_end.reshape(-1) * len(relations) + by_relation.reshape(-1)
         distinct, groups = np.unique(keys, return_inverse=True)
         of_pairs, entities = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for triples in known if len(asked) else ():
-            of_triples = triples[:, given].astype(np.int64) * most + triples[:, 1]
+            end, is_end = _placed(ends, triples[:, given])
+            relation, is_relation = _placed(relations, triples[:, 1])
+            of_triples = end * len(relations) + relation
             place = np.searchsorted(distinct, of_triples).clip(max=len(distinct) - 1)
-            there = distinct[place] == of_triples
+            there = is_end & is_relation & (distinct[place] == of_triples)
             of_pairs.append(place[there])
             entities.append(triples[there, answer].astype(np.int64))
         return cls(groups.reshape(-1), np.concatenate(of_pairs), np.concatenate(entities))
@@ -68,7 +81,10 @@ class Known:
         """How many true answers each query has beside its own, ``(Q,)``."""
         counts = np.bincount(self._of, minlength=len(self._starts) - 1)
         size = np.int64(max(len(counts), 1))
-        is_known = np.isin(answers * size + self.groups, self._entities * size + self._of)
+        ids = np.unique(self._entities)
+        place, there = _placed(ids, answers)
+        own = np.searchsorted(ids, self._entities) * size + self._of
+        is_known = there & np.isin(place * size + self.groups, own)
         return counts[self.groups] - is_known
 
     def among(self, ids: Ids) -> KnownAmong:
