@@ -7,9 +7,10 @@
 # Why it matters: who refreshes some rows of a feature by the name of the call that says so ends
 #   with a matrix of other size. Of HeteroData nothing tells: node ids read the rows of other nodes
 #   as long as they are small, and only larger ones fail. Use put_tensor for rows of an index.
-# Source: the docstring of FeatureStore.update_tensor in torch-geometric 2.8.1 says "Updates a tensor
-#   in the FeatureStore with a new value", and that the default is a removal and an insertion; Data
-#   and HeteroData do not override it, and pyg-team/pytorch_geometric#4807 made both such stores.
+# Source: the docstring of FeatureStore.update_tensor in torch-geometric 2.8.1 says "Updates a
+#   tensor in the FeatureStore with a new value", and that the default is a removal and an
+#   insertion; Data and HeteroData do not override it, and pyg-team/pytorch_geometric#4807 made both
+#   such stores.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -365,7 +365,10 @@ fn a_store_that_goes_back_from_under_pins_loses_none_of_them_and_refuses_changes
             assert_eq!(names(&store)["more"], 3);
             store.pin(3, "old").unwrap();
             let unknown = store.unpin("none").unwrap_err();
-            assert!([ErrorKind::Misuse, ErrorKind::NotFound].contains(&unknown.kind()), "{unknown}");
+            assert!(
+                [ErrorKind::Misuse, ErrorKind::NotFound].contains(&unknown.kind()),
+                "{unknown}"
+            );
             drop(open(&medium, at_pin("last", true, 2)).unwrap());
             check(&store, &points[&3], "refused");
             store.unpin(name).unwrap();
