@@ -11,6 +11,7 @@ VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 ADAPTERS := $(CURDIR)/.cache/adapters
+OLDEST := $(CURDIR)/.cache/oldest
 # The look-ahead window's threads have what time others leave: its tests run alone.
 AHEAD := $(addprefix python/tests/,test_announcing.py test_bench_lookahead.py \
 	test_lookahead_loader.py test_lookahead_pays.py test_lookahead_traps.py test_pipeline.py \
@@ -66,9 +67,10 @@ test: ## Run the checks, build the site, run the tests: Rust, Python, documented
 contests: setup ## Run the tests of the benchmarks that train, and those with an S3 server: ten minutes
 	$(BIN)/python -m pytest $(LONG)
 
-adapters: setup $(ADAPTERS)/.installed ## Run the tests beside the libraries that Embedrock adapts to
+adapters: setup $(ADAPTERS)/.installed $(OLDEST)/.installed ## Run the tests beside the libraries that Embedrock adapts to
 	PYTHONPATH=python $(ADAPTERS)/bin/python -m pytest python/tests/adapters python/embedrock/adapters
 	PYTHONPATH=python $(ADAPTERS)/bin/python -m pytest python/tests/test_examples.py -k "hf_ or lightning or on_a_graph or graph_from"
+	PYTHONPATH=python $(OLDEST)/bin/python -m pytest $(addprefix python/tests/,test_nn_bags.py test_nn_pool.py test_nn_equal.py)
 
 built-tests: $(STAMPS)/uv
 	$(RUST_TESTS) --no-run
@@ -150,6 +152,8 @@ lock: $(STAMPS)/uv ## Resolve the dependencies anew and write the locked lists
 		--generate-hashes --no-header --group docs --constraint requirements/dev.txt \
 		--output-file requirements/docs.txt
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 \
+		--generate-hashes --no-header --group oldest --output-file requirements/oldest.txt
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 \
 		--generate-hashes --no-header --group wheel --constraint requirements/dev.txt \
 		--output-file requirements/wheel.txt
 
@@ -175,6 +179,11 @@ $(STAMPS)/docs: requirements/docs.txt $(STAMPS)/dependencies
 $(ADAPTERS)/.installed: requirements/adapters.txt $(STAMPS)/uv
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(ADAPTERS)
 	$(BIN)/uv pip install --python $(ADAPTERS)/bin/python --require-hashes -r $<
+	@touch $@
+
+$(OLDEST)/.installed: requirements/oldest.txt $(STAMPS)/uv
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(OLDEST)
+	$(BIN)/uv pip install --python $(OLDEST)/bin/python --require-hashes -r $<
 	@touch $@
 
 $(STAMPS)/wheel: requirements/wheel.txt $(STAMPS)/uv

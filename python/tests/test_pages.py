@@ -138,6 +138,15 @@ def test_the_reference_has_every_public_name() -> None:
         assert f"embedrock.{module}" in listed
 
 
+def test_a_page_that_is_made_from_docstrings_says_how_to_read_them_without_the_site() -> None:
+    """In the repository it shows the names of directives, and nothing of what they are."""
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        if (
+            made := re.search(r"^\.\. auto\w+:: (\S+)", page.read_text(), re.MULTILINE)
+        ) is not None:
+            assert f"help({made[1]})" in page.read_text(), name(page)
+
+
 def test_the_page_of_errors_has_every_exception() -> None:
     page = (ROOT / "docs" / "how-to" / "when-something-breaks.md").read_text()
     table = set(re.findall(r"^\| `(\w+Error)`", page, re.MULTILINE))

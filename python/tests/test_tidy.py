@@ -25,7 +25,7 @@ def tracked() -> list[Path]:
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("not a checkout of the repository")
     paths = [ROOT / name for name in listed.split("\0") if name]
-    generated = {"Cargo.lock", "adapters.txt", "dev.txt", "docs.txt", "uv.txt", "wheel.txt"}
+    generated = {"Cargo.lock"} | {path.name for path in (ROOT / "requirements").glob("*.txt")}
     return [path for path in paths if path.is_file() and path.name not in generated]
 
 
