@@ -7,6 +7,8 @@ import os
 import pty
 import signal
 import subprocess
+import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -193,3 +195,56 @@ def test_a_malformed_line_is_reported_with_its_place(
     assert "Traceback" not in said
     assert cli.main([*command, "--skip-bad-lines", "--epochs", "1"]) == 0
     assert "1 malformed line skipped, the first: " in capsys.readouterr().err
+
+
+# Two files for one part, or a report of another name, were told after seconds of importing PyTorch.
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--format", "csv", "--label", "y", "--categorical", "u"], "none.csv: cannot be opened"),
+        (["--format", "criteo", "--holdout", "0", "--lookahead-depth", "0"], "cannot be opened"),
+        (["--model", "complex"], "none.csv: cannot be opened"),
+        (["--model", "gat"], "expected the folder with edges.tsv"),
+        (["--format", "csv", "--label", "y", "--categorical", "y"], "is named twice"),
+        (["--format", "criteo", "--report", "no/r.html"], "no"),
+    ],
+)
+def test_options_and_files_are_looked_at_before_pytorch(
+    tmp_path: Path, options: list[str], said: str
+) -> None:
+    program = (
+        "import sys; from embedrock import cli; status = cli.main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(status)"
+    )
+    command = ["train", "--data", "none.csv", "--store", "s", *options]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *command], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and said in done.stderr, done.stderr
+
+
+def test_a_log_of_several_files_is_trained_and_grows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() sets it
+    Path("log").mkdir()
+    for part in (2, 10):
+        lines = [f"{k % 2},{part}-{k % 7}\n" for k in range(60)]
+        Path("log", f"part-{part}.csv").write_text("click,user\n" + "".join(lines))
+    named = ["--format", "csv", "--label", "click", "--categorical", "user", "--batch-size", "20"]
+    command = ["train", "--store", "s", "--memory", "8MiB", "--embedding-dim", "4", *named]
+    assert cli.main([*command, "--data", "log/part-*.csv", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 108
+    Path("log", "part-11.csv").write_text("click,user\n" + "1,new\n" * 80)
+    again = [*command, "--data", "log", "--resume", "--epochs", "2"]
+    assert cli.main(again) == 2
+    said = capsys.readouterr().err
+    assert "log/part-11.csv has come since" in said and "--grown train goes on with" in said
+    assert cli.main([*again, "--grown", "train"]) == 0
+    said = capsys.readouterr().out
+    assert "on 20 held-out samples" in said
+    assert "keys of its tables: embedrock.hash_keys of the text of each value" in said
+    graph = ["train", "--model", "gat", "--data", "log", "s", "--store", "t"]
+    assert cli.main(graph) == 2
+    assert "--data names 2 files, and data of graphs are one" in capsys.readouterr().err

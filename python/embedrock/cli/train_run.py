@@ -10,6 +10,7 @@ from typing import Any
 
 from embedrock._made_keys import SAID
 from embedrock.cli import output
+from embedrock.data.log_files import check_there
 from embedrock.errors import MisuseError
 from embedrock.training.interrupt import EXIT_INTERRUPTED
 
@@ -103,7 +104,8 @@ def run_to_its_end(
     if arguments.report is not None:
         report.check(arguments.report)
     options.check()
-    options.files()
+    files = options.files()
+    check_there(files.values() if isinstance(files, dict) else files)
     train = importlib.import_module(f"embedrock.training.{module}").train
     result = train(options, progress.for_terminal())
     if arguments.report is not None:

@@ -8,15 +8,24 @@ log is one file after another, and its last samples are the latest.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from embedrock.data.errors import DataError
 
-__all__ = ["log_files"]
+__all__ = ["check_there", "log_files"]
 
 _NUMBERS = re.compile(r"(\d+)")
 _PATTERN = re.compile(r"[*?\[]")
+
+
+def check_there(files: Iterable[Path]) -> None:
+    """Errors: DataError for a file that cannot be opened."""
+    for path in files:
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise DataError(f"cannot be opened: {error.strerror or error}", path=path) from error
 
 
 def log_files(given: Sequence[Path]) -> tuple[Path, ...]:

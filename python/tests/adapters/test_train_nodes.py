@@ -230,3 +230,39 @@ def test_a_folder_is_expected(tmp_path: Path) -> None:
     (tmp_path / "edges.csv").write_text("0,1\n")
     with pytest.raises(MisuseError, match=r"data is .*edges\.csv, expected the folder"):
         train(options_of(tmp_path, "s", data=tmp_path / "edges.csv"))
+
+
+# Ids of a platform, and words as labels, were refused, or named other nodes.
+def test_names_of_nodes_and_labels_are_numbered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = options_of(tmp_path, "s", map_ids=True, rows="embeddings")
+    folder = tmp_path / "named"
+    folder.mkdir()
+    graph = graphs.read(options.data)
+    assert graph.labels is not None
+    names = [f"{10**10 + 7 * node}" for node in range(graph.num_nodes)]
+    lines = [f"{names[a]}\t{names[b]}\n" for a, b in graph.edges.T]
+    (folder / "edges.tsv").write_text("".join(lines))
+    words = [f"{names[n]} kind-{label}\n" for n, label in enumerate(graph.labels) if label >= 0]
+    (folder / "labels.txt").write_text("".join(words))
+    found = train(replace(options, data=folder))
+    assert found["keys"] == "names"
+    assert sorted(found["class_names"]) == sorted({line.split()[1] for line in words})
+    assert found["nodes"] == len(
+        {name for line in lines + words for name in line.split()[:2]}
+        - {line.split()[1] for line in words}
+    )
+    again = train(replace(options, data=folder, resume=True, map_ids=False))
+    assert again["step"] == found["step"]
+    command = [
+        "train",
+        "--model",
+        "graphsage",
+        "--data",
+        str(folder),
+        "--store",
+        str(tmp_path / "t"),
+    ]
+    assert cli.main(command) == 2
+    assert "numbers names and words" in capsys.readouterr().err
