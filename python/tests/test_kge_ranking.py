@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 import embedrock  # noqa: E402
 from embedrock import kge  # noqa: E402
 from embedrock.errors import KeyRangeError, MisuseError, NonFiniteError  # noqa: E402
+from embedrock.kge.known import Known  # noqa: E402
 from embedrock.kge.rows import EntityRows  # noqa: E402
 from graphs import DIM, ENTITIES, RELATIONS, model_of, triples_of, twin_of  # noqa: E402
 
@@ -233,3 +234,25 @@ def test_what_cannot_be_ranked_is_refused(small: Any) -> None:
         model.relations.weight[:] = torch.nan
     with pytest.raises(NonFiniteError, match="score of query"):
         kge.rank(model, TRIPLES[:5])
+
+
+# Pairs of an entity and a relation were numbered in 64 bits, which such ids overflow.
+@pytest.mark.parametrize("factor", [1, 2**40 + 1])
+def test_true_answers_are_known_whatever_the_ids_are(factor: int) -> None:
+    random = np.random.default_rng(0)
+    triples = random.integers(0, 12, (300, 3))
+    asked, known = triples[:80] * factor, [triples[20:] * factor]
+    for side, (given, answer) in {"tail": (0, 2), "head": (2, 0)}.items():
+        found = Known.of(side, asked, known)
+        true = {tuple(map(int, one)) for one in known[0]}
+        expected = [
+            sum(
+                1
+                for one in true
+                if one[given] == triple[given]
+                and one[1] == triple[1]
+                and one[answer] != triple[answer]
+            )
+            for triple in asked.tolist()
+        ]
+        assert found.others(asked[:, answer]).tolist() == expected
