@@ -222,7 +222,7 @@ def noted_save(store, model, optimizers, step, **more):
     pending.append(save(store, model, optimizers, step, **more))
     if step == 30 and trouble == "killed while a commit is pending":
         under_way = not pending[-1].done
-        os.kill(os.getpid(), signal.SIGKILL if under_way else signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGKILL if under_way else signal.SIGABRT)
     return pending[-1]
 Trainer.step, embedrock.save = noted_step, noted_save
 sys.exit(main(command))

@@ -50,7 +50,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
             "Applies what a log or a topic of Kafka has, in its order, and goes on as it grows. "
             "The position in it becomes durable with the rows, in one commit: a restart, after "
             "Ctrl-C or kill -9, neither loses nor repeats a record. Ctrl-C commits and exits with "
-            "status 130, SIGTERM with 0. Others may have the store open read-only meanwhile; they "
+            "status 130, SIGTERM and SIGHUP with 0. Others may have the store open meanwhile; they "
             "see each commit when they refresh. With --store a copy of a store takes over the "
             "commits of that one, at their steps."
         ),
@@ -144,7 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
     with (
         _source(arguments) as source,
         embedrock.open(arguments.store, arguments.memory, create=False) as store,
-        Interrupt(signal.SIGTERM) as interrupt,
+        Interrupt() as interrupt,
         progress.Task(progress.for_terminal(), "following") as task,
     ):
         follower = Follower(

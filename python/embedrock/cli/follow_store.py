@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     with (
         embedrock.open(arguments.store, arguments.memory, create=False) as copy,
         StoreFollower(copy, arguments.of_store, memory=arguments.memory) as follower,
-        Interrupt(signal.SIGTERM) as interrupt,
+        Interrupt() as interrupt,
         progress.Task(progress.for_terminal(), "following") as task,
     ):
         done = follower.run(

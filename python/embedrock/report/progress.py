@@ -6,7 +6,9 @@ JSON lines to the parent, which shows it as its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -43,6 +45,20 @@ def _last_line(name: str, took: float, note: str, outcome: str) -> str:
     return f"{name}: {outcome} {preposition} {took:.1f} s" + (f", {note}" if note else "")
 
 
+def tell(stream: TextIO, said: str) -> None:
+    """Writes to whoever reads the stream. That nobody does any more, as when a terminal was closed,
+    is no failure of the work: what follows is written nowhere."""
+    try:
+        stream.write(said)
+        stream.flush()
+    except OSError:
+        # The text is in a buffer still, and would fail the end of the process.
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
 class Lines:
     """A plain line every ten seconds, and one at the end of what took longer than a second."""
 
@@ -68,7 +84,7 @@ class Lines:
             self._print(_last_line(name, took, note, outcome))
 
     def _print(self, line: str) -> None:
-        print(line, file=self._stream or sys.stderr, flush=True)
+        tell(self._stream or sys.stderr, f"{line}\n")
 
 
 class Bar:
@@ -94,8 +110,7 @@ class Bar:
             width = min(room, 40)
             filled = int(width * min(done / total, 1))
             tail = f"[{'#' * filled}{'.' * (width - filled)}] {tail}"
-        self._stream.write("\r\x1b[K" + tail[: columns - 1])
-        self._stream.flush()
+        tell(self._stream, "\r\x1b[K" + tail[: columns - 1])
         self._drawn = now
         self._dirty = True
 
@@ -103,12 +118,11 @@ class Bar:
         """See `Sink`."""
         now = monotonic()
         took = now - self._started.pop(name, now)
-        if self._dirty:
-            self._stream.write("\r\x1b[K")
-            self._dirty = False
+        line = "\r\x1b[K" if self._dirty else ""
+        self._dirty = False
         if took >= _QUIET_SECONDS:
-            self._stream.write(_last_line(name, took, note, outcome) + "\n")
-        self._stream.flush()
+            line += _last_line(name, took, note, outcome) + "\n"
+        tell(self._stream, line)
 
 
 class JsonLines:
