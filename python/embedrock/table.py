@@ -208,10 +208,29 @@ class Table:
     ) -> tuple[Floats, Floats]: ...
 
     @overload
-    def get(self, keys: ArrayLike, out: Any = None, *, state: bool = False, dtype: Any) -> Any: ...
+    def get(
+        self, keys: ArrayLike, out: Any = None, *, state: bool = False, found: Literal[True]
+    ) -> tuple[Any, npt.NDArray[np.bool_]]: ...
+
+    @overload
+    def get(
+        self,
+        keys: ArrayLike,
+        out: Any = None,
+        *,
+        state: bool = False,
+        dtype: Any,
+        found: bool = False,
+    ) -> Any: ...
 
     def get(
-        self, keys: ArrayLike, out: Any = None, *, state: bool = False, dtype: Any = None
+        self,
+        keys: ArrayLike,
+        out: Any = None,
+        *,
+        state: bool = False,
+        dtype: Any = None,
+        found: bool = False,
     ) -> Any:
         """The rows of these keys, in the order of the keys.
 
@@ -220,9 +239,12 @@ class Table:
         fill instead of a new one (a pair with ``state=True``): float32 or the table's own dtype,
         contiguous, writeable, a CPU tensor of PyTorch included; it is returned. ``dtype`` asks for
         values in the table's own dtype: NumPy float16, or for bfloat16 an object that NumPy reads
-        as float32 and ``torch.from_dlpack`` takes as it is.
+        as float32 and ``torch.from_dlpack`` takes as it is. With ``found=True`` the answer is the
+        pair of what it is otherwise and of which keys are written: they are looked for first, so
+        one that another thread writes meanwhile may have its row and count as not written.
 
-        Shapes: ``keys (*,) -> values (*, embedding_dim) float32, state (*, state_words) float32``.
+        Shapes: ``keys (*,) -> values (*, embedding_dim) float32, state (*, state_words) float32,
+        found (*,) bool``.
 
         Blocking: waits for the pages of rows that are not in memory.
 
@@ -231,25 +253,30 @@ class Table:
         >>> values, state = table.get([[7], [8]], state=True)
         >>> state.shape
         (2, 1, 4)
+        >>> table.put([7], np.ones((1, 4), np.float32))
+        >>> rows, written = table.get([7, 1000], found=True)
+        >>> written
+        array([ True, False])
         >>> store.table("half", 4, dtype="float16").get([7, 8], dtype="float16").dtype
         dtype('float16')
         """
-        found, state = as_keys(keys), flag("state", state)
+        asked, state, wants_found = as_keys(keys), flag("state", state), flag("found", found)
         if state and out is not None and not (isinstance(out, (tuple, list)) and len(out) == 2):
             raise MisuseError("out with state=True is a pair (values, state) of arrays to fill")
         out_values, out_state = out if state and out is not None else (out, None)
         if dtype is not None and out_values is not None:
             raise MisuseError("get takes out or dtype, not both; out has a dtype of its own")
         if out_values is None:
-            answer, values = self._new_values(found, "float32" if dtype is None else dtype)
+            answer, values = self._new_values(asked, "float32" if dtype is None else dtype)
         else:
-            answer, values = out_values, self._out_values(found, out_values, "out")
-        states = self._room(found, out_state, "out[1]", "state_words") if state else None
-        part = (self._handle, found.flat, values, states)
-        call(self._store, [(self, found)], VISITS + ASKS, self._store._core.get, [part])
-        if states is None:
-            return answer
-        return answer, states if out_state is None else out_state
+            answer, values = out_values, self._out_values(asked, out_values, "out")
+        states = self._room(asked, out_state, "out[1]", "state_words") if state else None
+        part = (self._handle, asked.flat, values, states)
+        written = self._written(asked) if wants_found else None
+        call(self._store, [(self, asked)], VISITS + ASKS, self._store._core.get, [part])
+        if states is not None:
+            answer = answer, states if out_state is None else out_state
+        return answer if written is None else (answer, written)
 
     def put(
         self,
@@ -400,11 +427,13 @@ class Table:
         >>> table.contains([7, 1000])
         array([ True, False])
         """
-        found = as_keys(keys)
-        out = np.empty(found.flat.shape, np.bool_)
+        return self._written(as_keys(keys))
+
+    def _written(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        out = np.empty(keys.flat.shape, np.bool_)
         engine = self._store._core.contains
-        call(self._store, [(self, found)], 0, engine, self._handle, found.flat, out)
-        return out.reshape(found.shape)
+        call(self._store, [(self, keys)], 0, engine, self._handle, keys.flat, out)
+        return out.reshape(keys.shape)
 
     def _doubt(self, keys: npt.NDArray[np.uint64]) -> None:
         """Warns once of ids that are looked up in a table whose keys are hashes of them."""

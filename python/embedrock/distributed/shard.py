@@ -197,6 +197,14 @@ class Shard(RankCommits):
         """The table of that name. Collective. Errors: ``NotFoundError``."""
         return self.table(name)
 
+    def __contains__(self, name: object) -> bool:
+        """Whether this rank has a table of that name. Not collective."""
+        return isinstance(name, str) and self.store._has_table(name)
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of all tables, in order of creation on this rank. Not collective."""
+        return iter(self.store.tables)
+
     def __getattr__(self, name: str) -> Any:
         """Says why what a store of one process has is not there."""
         reason = _ELSEWHERE.get(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
 from embedrock import _verbs
@@ -81,6 +81,22 @@ class Store(Changing):
         True
         """
         return self._core.is_held()
+
+    def __getitem__(self, name: str) -> Table:
+        """The table of that name. Errors: ``NotFoundError``.
+
+        >>> store["ads"].embedding_dim, "ads" in store, list(store)
+        (4, True, ['ads'])
+        """
+        return self.table(name)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a table of that name."""
+        return isinstance(name, str) and self._has_table(name)
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of all tables, in order of creation."""
+        return iter(self.tables)
 
     def table(
         self,
