@@ -11,7 +11,8 @@ ITEMS, DIM, KINDS = 5_000, 16, 50
 URL = sys.argv[1] if len(sys.argv) > 1 else "redis://127.0.0.1:6380"
 
 with embedrock.connect(URL) as store:
-    rows, found = store["items"].get([17, 42, 99], found=True)
+    table = store["items"]  # keep it: each get is one request then
+    rows, found = table.get([17, 42, 99], found=True)
     print("row 17 begins with", np.round(rows[0, :3], 3), "written:", found)
 
     items = embedrock.nn.Embedding(ITEMS, DIM, store=store, name="items").eval()

@@ -6,9 +6,9 @@ import json
 import os
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -28,7 +28,14 @@ from embedrock._arrays import ArrayLike, Keys, as_keys, as_out
 from embedrock._listeners import Listeners
 from embedrock._rows import Bounds
 from embedrock._verbs import NonFinite
-from embedrock.errors import MisuseError, NotFoundError, UnsupportedError
+from embedrock.errors import (
+    CorruptError,
+    KeyRangeError,
+    MismatchError,
+    MisuseError,
+    NotFoundError,
+    UnsupportedError,
+)
 from embedrock.remote.batches import pull_all, send_all
 from embedrock.remote.cluster import Cluster
 from embedrock.remote.hot import Sampler
@@ -57,6 +64,10 @@ _ELSEWHERE = {
     "record": _OF_SERVER,
 }
 """What stores that are here have, and why it is not there of a server's."""
+_MADE_ANEW = (CorruptError, KeyRangeError, MismatchError, MisuseError, NotFoundError)
+"""What goes wrong where a table is no longer what it was: it was made anew, or has grown."""
+
+T = TypeVar("T")
 
 
 def connect(
@@ -68,6 +79,7 @@ def connect(
     retries: int = 2,
     tls_ca: str | os.PathLike[str] | None = None,
     sample: float | None = None,
+    tcp_keepalive: float | None = 300.0,
 ) -> RemoteStore:
     """The tables of a server that ``embedrock serve`` has started, or of several that share them.
 
@@ -90,6 +102,9 @@ def connect(
             sends up to 4,096 of each table to the server, which brings their rows into memory
             before they are asked for again. One client of many is enough; 10 is a good time. Where
             a set cannot be sent, a warning says so once, and ``get`` goes on.
+        tcp_keepalive: Seconds of silence after which the system asks the server's machine whether
+            it is still there, so that balancers and firewalls do not forget the connection, and a
+            machine that is gone is found out; None does not ask.
 
     Errors: ``MisuseError`` for the arguments and a wrong password, ``IoError`` when the server is
     not reached, ``CorruptError`` when something else than a server of Embedrock answers.
@@ -111,11 +126,27 @@ def connect(
         except OSError as error:
             raise MisuseError(f"tls_ca {authority} cannot be read: {error}") from error
     size, tries = whole("connections", connections, 1), whole("retries", retries, 0)
-    wait = seconds("timeout", timeout)
+    wait, silence = seconds("timeout", timeout), seconds("tcp_keepalive", tcp_keepalive)
     if flag("cluster", cluster) or not isinstance(url, str):
-        pool: Pool = Cluster(seeds, credentials, context, size=size, timeout=wait, retries=tries)
+        pool: Pool = Cluster(
+            seeds,
+            credentials,
+            context,
+            size=size,
+            timeout=wait,
+            retries=tries,
+            keepalive=silence,
+        )
     else:
-        pool = Pool(seeds[0], credentials, context, size=size, timeout=wait, retries=tries)
+        pool = Pool(
+            seeds[0],
+            credentials,
+            context,
+            size=size,
+            timeout=wait,
+            retries=tries,
+            keepalive=silence,
+        )
     sampler = None if sample is None else _sampler(sample, pool)
     return RemoteStore(pool, sampler)
 
@@ -180,6 +211,8 @@ class RemoteStore:
         texts = [part.decode() for part in found]
         config = dict(zip(texts[::2], texts[1::2], strict=True))
         self._limits = {name: int(config[name]) for name in _LIMITS if name in config}
+        # What the server has told of its tables, and how many connections there had been then.
+        self._known: tuple[int, dict[str, dict[str, Any]]] = (-1, {})
 
     def __repr__(self) -> str:
         return f"<embedrock.RemoteStore at {self._pool.name}>"
@@ -196,8 +229,27 @@ class RemoteStore:
         self.close()
 
     def __getitem__(self, name: str) -> RemoteTable:
-        """The table of that name. Errors: ``NotFoundError``."""
-        return self.table(name)
+        """The table of that name, as the server has told of it before.
+
+        The server is asked for its tables once, and again where something says that they may be
+        others: a new connection, a :meth:`refresh`, :meth:`switch` or :meth:`table` of this store,
+        a request that the server refuses. :meth:`table` and :attr:`tables` ask always.
+
+        Errors: ``NotFoundError``.
+        """
+        wanted = text("name", name)
+        made, tables = self._known
+        if made != self._pool.made() or wanted not in tables:
+            return self.table(wanted)
+        return self._table_of(tables[wanted])
+
+    def __contains__(self, name: object) -> bool:
+        """Whether the server has a table of that name. Blocking: asks it."""
+        return isinstance(name, str) and self._has_table(name)
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of all tables, in order of creation. Blocking: asks the server."""
+        return iter(self._tables())
 
     if not TYPE_CHECKING:  # to type checkers a name that is not there is an error
 
@@ -282,7 +334,7 @@ class RemoteStore:
             answers.append(new)
             pulls += table._pulls(keys, as_out(new, shape, meaning, f"out[{i}]"))
         most = self._limits.get("max-reply-bytes", 1 << 20)
-        self._pool.run(lambda wire: pull_all(wire, pulls, most), repeats=True)
+        self._run(lambda wire: pull_all(wire, pulls, most), repeats=True)
         for table, keys in found:
             table._look(keys)
         return answers
@@ -303,6 +355,7 @@ class RemoteStore:
         It follows the newest from then on, also where :meth:`switch` had it stay at another.
         """
         found = self._call(b"EMB.REFRESH", repeats=True)
+        self._forget_tables()
         return None if found is None else int(_pairs(found)["step"])
 
     def switch(self, step: int) -> int:
@@ -312,6 +365,7 @@ class RemoteStore:
         ``NotFoundError`` with the steps that are kept; ``MisuseError`` of a server that writes.
         """
         found = self._call(b"EMB.SWITCH", b"%d" % whole("step", step, 0), repeats=True)
+        self._forget_tables()
         return int(_pairs(found)["step"])
 
     def close(self) -> None:
@@ -352,7 +406,7 @@ class RemoteStore:
         if non_finite == "refuse" and len(parts) > 1:
             for part in parts:
                 part.check_finite()
-        self._pool.run(lambda wire: send_all(wire, requests, settled), repeats=False)
+        self._run(lambda wire: send_all(wire, requests, settled), repeats=False)
         for part in parts:
             part.table._tell_changed(part.keys)
         return None
@@ -362,13 +416,27 @@ class RemoteStore:
 
     def _tables(self) -> dict[str, dict[str, Any]]:
         found = [_pairs(table) for table in self._call(b"EMB.TABLES", repeats=True)]
-        return {table["name"]: table for table in found}
+        tables = {table["name"]: table for table in found}
+        self._known = self._pool.made(), tables
+        return tables
+
+    def _forget_tables(self) -> None:
+        """The tables of the server may be others now."""
+        self._known = (-1, {})
 
     def _call(self, *arguments: bytes, repeats: bool) -> Any:
         def call(wire: Wire) -> Any:
             return wire.call(*arguments)
 
         return self._pool.run(call, repeats=repeats)
+
+    def _run(self, function: Callable[[Wire], T], *, repeats: bool) -> T:
+        """As :meth:`Pool.run`, of requests about tables as they are known here."""
+        try:
+            return self._pool.run(function, repeats=repeats)
+        except _MADE_ANEW:
+            self._forget_tables()
+            raise
 
 
 def _pairs(flat: list[Any]) -> dict[str, Any]:

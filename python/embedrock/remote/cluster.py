@@ -24,10 +24,19 @@ class Cluster(Pool):
         size: int,
         timeout: float | None,
         retries: int,
+        keepalive: float | None = None,
     ) -> None:
         """Connects when it is first used; any of ``seeds`` tells which servers there are."""
         self._seeds = seeds
-        super().__init__(seeds[0], credentials, tls, size=size, timeout=timeout, retries=retries)
+        super().__init__(
+            seeds[0],
+            credentials,
+            tls,
+            size=size,
+            timeout=timeout,
+            retries=retries,
+            keepalive=keepalive,
+        )
         self.name = ",".join(map(shown_address, seeds))
 
     def _begin(self) -> None:
@@ -43,7 +52,12 @@ class Cluster(Pool):
             size=2 * self._size,
             timeout=self._timeout,
             retries=0,
+            keepalive=self._keepalive,
         )
+
+    def made(self) -> int:
+        """How many connections were made, to all servers together."""
+        return self._nodes.made()
 
     def close(self) -> None:
         """Closes all connections; those in use when their calls end."""

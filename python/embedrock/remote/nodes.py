@@ -141,6 +141,11 @@ class Nodes:
             self.take_back(address, wire, is_usable=is_usable)
         return found
 
+    def made(self) -> int:
+        """How many connections were made, to all servers together."""
+        with self._lock:
+            return sum(pool.made() for pool in self._pools.values())
+
     def close(self) -> None:
         """Closes all connections; those in use when their calls end."""
         with self._lock:

@@ -1,4 +1,8 @@
-"""Connections to a server that threads share, one call at a time each."""
+"""Connections to a server that threads share, one call at a time each.
+
+An exception may come at any instant, from a handler of a signal for example: a connection on which
+a reply may be is closed then or goes with its owner, and its place is free again.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from embedrock.errors import ClosedError, IoError
+from embedrock.remote.places import Place, Places
 from embedrock.remote.wire import Refused, Wire
 
 __all__ = ["Pool"]
@@ -28,17 +33,20 @@ class Pool:
         size: int,
         timeout: float | None,
         retries: int,
+        keepalive: float | None = None,
     ) -> None:
         """Connects when it is first used."""
         self.name = f"{address[0]}:{address[1]}"
         self._address, self._credentials, self._tls = address, credentials, tls
         self._size, self._timeout, self._retries = size, timeout, retries
+        self._keepalive = keepalive
         self._begin()
 
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._free = threading.BoundedSemaphore(self._size)
+        self._free = Places(self._size)
+        self._made = 0
         self._idle: list[Wire] = []
         self._is_closed = False
 
@@ -48,40 +56,49 @@ class Pool:
         When a connection fails, what may be repeated is tried again with a new one. All else is
         tried again only while nothing of it was sent, so that no update is made twice.
         """
-        self._wait()
+        place = self._wait()
         try:
             return self._run(function, repeats)
         finally:
-            self._free.release()
+            self._free.leave(place)
+
+    def made(self) -> int:
+        """How many connections were made: behind a new one there may be another server."""
+        return self._made
 
     def lend(self) -> Wire:
         """A connection for the caller alone, which has to come back by :meth:`take_back`."""
-        self._wait()
+        place = self._wait()
         try:
             wire = self._take()
         except BaseException:
-            self._free.release()
+            self._free.leave(place)
             raise
+        wire.place = place
         wire.has_sent = False
         return wire
 
     def take_back(self, wire: Wire, *, is_usable: bool) -> None:
         """Takes a connection back. One that is not usable, for a reply may be on it, is closed."""
+        place, wire.place = wire.place, None
         if is_usable:
             self._give(wire)
         else:
             self._drop(wire)
-        self._free.release()
+        if place is not None:
+            self._free.leave(place)
 
-    def _wait(self) -> None:
+    def _wait(self) -> Place:
         """Waits for a connection to be free."""
         if self._pid != os.getpid():
             self._begin()  # a forked child has connections of its own
-        if not self._free.acquire(timeout=self._timeout):
+        place = self._free.take(self._timeout)
+        if place is None:
             raise IoError(
                 f"no connection to server {self.name} became free within {self._timeout} s: all "
                 f"{self._size} are in use; connect(..., connections=) allows more"
             )
+        return place
 
     def _run(self, function: Callable[[Wire], T], repeats: bool) -> T:
         left = self._retries
@@ -129,7 +146,8 @@ class Pool:
             wire.close()
 
     def _connect(self) -> Wire:
-        wire = Wire(*self._address, self._timeout, self._tls)
+        self._made += 1
+        wire = Wire(*self._address, self._timeout, self._tls, self._keepalive)
         try:
             if self._credentials is not None:
                 wire.call(b"AUTH", *self._credentials)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +13,14 @@ import numpy.typing as npt
 from embedrock._arguments import choice, flag, whole_or_none
 from embedrock._arrays import ArrayLike, Keys, as_keys, as_out, as_rows
 from embedrock._verbs import NON_FINITE, Floats, NonFinite, UpdateReport
-from embedrock.errors import KeyRangeError, MisuseError, NonFiniteError
+from embedrock.errors import (
+    CorruptError,
+    EmbedrockError,
+    KeyRangeError,
+    MismatchError,
+    MisuseError,
+    NonFiniteError,
+)
 from embedrock.optimizers import OptimizerSpec, factors
 from embedrock.remote.batches import Pull
 from embedrock.remote.hot import Sampler
@@ -22,6 +31,8 @@ if TYPE_CHECKING:
     from embedrock.remote.client import RemoteStore
 
 __all__ = ["RemoteTable", "UpdatePart"]
+
+T = TypeVar("T")
 
 _AROUND = 4096
 """Bytes of a request beside keys and rows, at most."""
@@ -178,7 +189,7 @@ class RemoteTable:
                 wire.send(b"EMB.PULLB", self._encoded, packed)
                 return wire.rows(into, self._embedding_dim)
 
-            written[part][self._pool.run(pull, repeats=True)] = False
+            written[part][self._run(pull, repeats=True)] = False
         self._look(asked)
         answer = rows if out is None else out
         return (answer, written.reshape(asked.shape)) if wants_found else answer
@@ -244,7 +255,7 @@ class RemoteTable:
             for packed in parts:
                 wire.call(b"EMB.LOOKAHEAD", self._encoded, packed)
 
-        self._pool.run(announce, repeats=False)
+        self._run(announce, repeats=False)
 
     def promote(self, keys: ArrayLike) -> None:
         """Tells the server which keys are hot, the hottest first: their rows are brought into
@@ -285,9 +296,40 @@ class RemoteTable:
         return [command, self._encoded, _packed(keys.flat), _bytes_of(rows), *options]
 
     def _write(self, request: list[bytes | memoryview], keys: Keys) -> Any:
-        flat = self._pool.run(lambda wire: wire.call(*request), repeats=False)
+        flat = self._run(lambda wire: wire.call(*request), repeats=False)
         self._tell_changed(keys)
         return dict(zip(flat[::2], flat[1::2], strict=True))
+
+    def _run(self, function: Callable[[Wire], T], *, repeats: bool) -> T:
+        """What a request answers. One that fails because the table is another by now says so."""
+        try:
+            return self._store._run(function, repeats=repeats)
+        except (CorruptError, MisuseError) as error:
+            dim = self._dim_now()
+            if dim is None or dim == self._embedding_dim:
+                raise
+            raise MismatchError(
+                f"server {self._pool.name} has another table {self._name!r} now, with {dim} values "
+                f"per row; this one is of {self._embedding_dim}: take it again, by "
+                f"store[{self._name!r}]"
+            ) from error
+
+    def _dim_now(self) -> int | None:
+        """Values per row that the server's table of this name has; None where it does not tell."""
+        with contextlib.suppress(EmbedrockError):
+            found = self._store._tables().get(self._name)
+            return None if found is None else int(found["embedding_dim"])
+        return None
+
+    def _has_grown(self) -> bool:
+        """Whether the server's table has more ids than were known, which are known then."""
+        with contextlib.suppress(EmbedrockError):
+            found = self._store._tables().get(self._name, {})
+            ids, before = found.get("num_embeddings"), self._num_embeddings
+            if ids is not None and before is not None and ids > before:
+                self._num_embeddings = ids
+                return True
+        return False
 
     def _tell_changed(self, keys: Keys) -> None:
         """Tells who keeps rows of the table, in this process alone."""
@@ -329,6 +371,8 @@ class RemoteTable:
         if self._num_embeddings is not None and count:
             worst = int(keys.flat.max())
             if worst >= self._num_embeddings:
+                if self._has_grown():
+                    return self._check_range(keys)
                 said = np.array(worst, np.uint64).view(np.int64) if keys.signed else worst
                 raise KeyRangeError(
                     f"key {said} of table {self._name!r}, expected 0 to {self._num_embeddings - 1}"

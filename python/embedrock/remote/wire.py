@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from embedrock import errors
 from embedrock.errors import CorruptError, EmbedrockError, IoError, MisuseError
+from embedrock.remote.places import Place
 
 __all__ = ["Refused", "Wire"]
 
@@ -72,14 +73,41 @@ class Refused(Exception):
         return kind(said or self.code)
 
 
+def _keep_alive(plain: socket.socket, seconds: float) -> None:
+    """Has the system ask the other side of a silent connection whether it is there.
+
+    It does so after so many seconds, and gives it up when three questions, a third of the time
+    apart, are not answered.
+    """
+    idle, between = max(1, int(seconds)), max(1, int(seconds / 3))
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # macOS has another name for the first.
+    for names, value in (
+        (("TCP_KEEPIDLE", "TCP_KEEPALIVE"), idle),
+        (("TCP_KEEPINTVL",), between),
+        (("TCP_KEEPCNT",), 3),
+    ):
+        option = next((getattr(socket, name) for name in names if hasattr(socket, name)), None)
+        if option is not None:
+            plain.setsockopt(socket.IPPROTO_TCP, option, min(value, 32_767))
+
+
 class Wire:
     """A socket, and what was read of it and not used.
 
     What goes wrong with the socket raises ``IoError``; the connection is of no use afterwards.
     """
 
+    place: Place | None = None
+    """Of its pool, while it is lent."""
+
     def __init__(
-        self, host: str, port: int, timeout: float | None, tls: ssl.SSLContext | None
+        self,
+        host: str,
+        port: int,
+        timeout: float | None,
+        tls: ssl.SSLContext | None,
+        keepalive: float | None = None,
     ) -> None:
         """Connects. Errors: ``IoError``."""
         self.name = f"{host}:{port}"
@@ -97,6 +125,8 @@ class Wire:
         self._socket: socket.socket = plain
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if keepalive:
+                _keep_alive(plain, keepalive)
             if tls is not None:
                 self._socket = tls.wrap_socket(plain, server_hostname=host)
         except OSError as error:
