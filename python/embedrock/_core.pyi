@@ -166,12 +166,16 @@ class Server:
         max_request_bytes: int = 67108864,
         max_keys: int = 1048576,
         max_reply_bytes: int = 67108864,
+        client_memory: int | None = None,
+        tcp_keepalive: float = 300.0,
         commit_every: float = 60.0,
         refresh_every: float = 5.0,
         gather: str = "auto",
+        buckets: tuple[str, bool] | None = None,
     ) -> Server:
         """Serves an open store at `listen`. Times are in seconds; 0 is never. `cluster` is the path
-        of a map, and the id of this server's node in it."""
+        of a map, and the id of this server's node in it; `buckets` are those that the store was
+        made with, where it has not all, and whether it has changed since."""
 
     def address(self, /) -> str:
         """Where clients reach it, as HOST:PORT."""
@@ -183,6 +187,15 @@ class Server:
         """How rows get into sockets: a mode, or one for each row size that was measured."""
     def reload_map(self, /) -> int:
         """Reads the map of its cluster again, and returns how many maps there were."""
+
+    def reload_certificate(self, /) -> None:
+        """Reads its certificate and key again."""
+
+    def set_password(self, /, password: str) -> None:
+        """Has clients give another password from then on."""
+
+    def warning(self, /) -> str | None:
+        """What whoever runs it should know, such as a certificate that is about to expire."""
 
     def is_running(self, /) -> bool:
         """False once it was stopped, or a thread of it has ended by itself."""

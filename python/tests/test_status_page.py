@@ -48,12 +48,18 @@ SCHEMA: dict[str, Any] = {
         "writable": YES,
         "pinned": YES,
         "threads": SIZE,
+        "gather": TEXT,
+        "gather_modes": TEXT,
+        "certificate_end_unix_s": (SIZE, NONE),
         "process_id": SIZE,
         "uptime_s": NUMBER,
     },
     "problem": (TEXT, NONE),
+    "warning": (TEXT, NONE),
     "connections": each(
-        "open max accepted rejected malformed timed_out overflowed wrong_passwords", SIZE
+        "open max accepted rejected malformed timed_out overflowed wrong_passwords memory_bytes "
+        "memory_bytes_max",
+        SIZE,
     ),
     "requests": {
         **each("all errors received_bytes sent_bytes", SIZE),

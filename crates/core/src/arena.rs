@@ -126,7 +126,7 @@ pub(crate) fn release_zeroed(numbers: &[AtomicU16]) {
 
 /// Gives memory that was freed, and that the allocator keeps for later, back to the system: threads
 /// that have ended leave some behind. For moments after which a process lives on with less.
-pub(crate) fn trim_heap() {
+pub fn trim_heap() {
     #[cfg(any(test, feature = "testing"))]
     if KEEPS_FREED.load(std::sync::atomic::Ordering::Relaxed) {
         return;

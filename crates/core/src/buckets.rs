@@ -5,6 +5,7 @@
 
 use crate::error::{Error, Result, bail};
 use crate::hash::mix;
+use std::fmt;
 use std::str::FromStr;
 
 /// How many buckets there are.
@@ -56,6 +57,25 @@ impl Buckets {
     }
 }
 
+impl fmt::Display for Buckets {
+    /// Ranges and numbers, as they are read; `none` where there are none.
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_empty() {
+            return to.write_str("none");
+        }
+        let mut comma = "";
+        for first in self.iter().filter(|bucket| *bucket == 0 || !self.contains(bucket - 1)) {
+            let last = (first..=LAST).take_while(|bucket| self.contains(*bucket)).last();
+            match last.filter(|last| *last > first) {
+                Some(last) => write!(to, "{comma}{first}-{last}")?,
+                None => write!(to, "{comma}{first}")?,
+            }
+            comma = ",";
+        }
+        Ok(())
+    }
+}
+
 impl FromStr for Buckets {
     type Err = Error;
 
@@ -102,6 +122,14 @@ mod tests {
         assert_eq!([0, 17, 1024, 4_000_000_007].map(|id| bucket_of(id, true)), [0, 17, 0, 7]);
         let keys = [0, 1, 17, 42, u64::MAX];
         assert_eq!(keys.map(|key| bucket_of(key, false)), [0, 240, 390, 178, 482]);
+    }
+
+    #[test]
+    fn a_set_is_written_as_it_is_read() {
+        for text in ["0-1023", "17", "0,2-3,5,1023", "0-16,18-511"] {
+            assert_eq!(text.parse::<Buckets>().unwrap().to_string(), text);
+        }
+        assert_eq!(Buckets::default().to_string(), "none");
     }
 
     #[test]

@@ -54,6 +54,7 @@ pub mod store;
 
 #[cfg(any(test, feature = "testing"))]
 pub use arena::keep_freed;
+pub use arena::trim_heap;
 pub use clip::Clip;
 pub use config::{
     CommitInfo, GetBatch, LookaheadBatch, Memory, MemoryUnit, MergePicker, NonFinite, PinInfo,

@@ -14,12 +14,13 @@ pub(crate) struct Server(server::Server);
 #[pymethods]
 impl Server {
     /// Serves an open store at `listen`. Times are in seconds; 0 is never. `cluster` is the path of
-    /// a map, and the id of this server's node in it.
+    /// a map, and the id of this server's node in it; `buckets` are those that the store was made
+    /// with, where it has not all, and whether it has changed since.
     #[new]
     #[pyo3(signature = (store, listen, *, threads=None, password=None, tls=None, metrics=None,
         cluster=None, max_connections=10_000, idle=3600.0, stall=60.0, max_request_bytes=67_108_864,
-        max_keys=1_048_576, max_reply_bytes=67_108_864, commit_every=60.0, refresh_every=5.0,
-        gather="auto"))]
+        max_keys=1_048_576, max_reply_bytes=67_108_864, client_memory=None, tcp_keepalive=300.0,
+        commit_every=60.0, refresh_every=5.0, gather="auto", buckets=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     fn new(
         py: Python<'_>,
@@ -36,24 +37,37 @@ impl Server {
         max_request_bytes: usize,
         max_keys: usize,
         max_reply_bytes: usize,
+        client_memory: Option<usize>,
+        tcp_keepalive: f64,
         commit_every: f64,
         refresh_every: f64,
         gather: &str,
+        buckets: Option<(String, bool)>,
     ) -> PyResult<Self> {
         let usual = server::Options::new(listen);
         let gather = server::gather::Gather::of_name(gather).or_raise(py)?;
+        let (buckets, has_changed) = buckets.unzip();
+        let buckets = buckets.map(|text| text.parse()).transpose().or_raise(py)?;
+        let has_changed = has_changed.unwrap_or(false);
         let options = server::Options {
             threads: threads.unwrap_or(usual.threads),
             password,
             tls: tls.map(|(certificate, key)| server::TlsFiles { certificate, key }),
             metrics,
-            cluster: cluster.map(|(map, node)| server::ClusterOptions { map, node }),
+            cluster: cluster.map(|(map, node)| server::ClusterOptions {
+                map,
+                node,
+                buckets,
+                has_changed,
+            }),
             max_connections,
             idle: seconds(idle),
             stall: seconds(stall).unwrap_or(Duration::MAX),
             max_request_bytes,
             max_keys,
             max_reply_bytes,
+            client_memory,
+            tcp_keepalive: seconds(tcp_keepalive),
             commit_every: seconds(commit_every),
             refresh_every: seconds(refresh_every),
             gather,
@@ -81,6 +95,21 @@ impl Server {
     /// Reads the map of its cluster again, and returns how many maps there were.
     fn reload_map(&self, py: Python<'_>) -> PyResult<u64> {
         py.detach(|| self.0.reload_map()).or_raise(py)
+    }
+
+    /// Reads its certificate and key again.
+    fn reload_certificate(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.0.reload_certificate()).or_raise(py)
+    }
+
+    /// Has clients give another password from then on.
+    fn set_password(&self, py: Python<'_>, password: String) -> PyResult<()> {
+        self.0.set_password(password).or_raise(py)
+    }
+
+    /// What whoever runs it should know, such as a certificate that is about to expire.
+    fn warning(&self) -> Option<String> {
+        self.0.warning()
     }
 
     /// False once it was stopped, or a thread of it has ended by itself.

@@ -4,6 +4,9 @@ use crate::shared::Shared;
 use crate::worker::{Mail, Post};
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
+use rustix::net::sockopt::{
+    set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl,
+};
 use std::io::{self, ErrorKind, Write};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,6 +16,20 @@ const LISTENER: Token = Token(0);
 const WAKER: Token = Token(1);
 /// How long it waits before it accepts again, after the system had no descriptor to give.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// What a connection is told for which there is no place.
+pub(crate) const TOO_MANY: &str = "max number of clients reached";
+
+/// Has the system ask the other side of a silent connection after so long whether it is there; it
+/// ends when three questions, a third of the time apart, are not answered.
+fn keep_alive(socket: &TcpStream, time: Duration) -> rustix::io::Result<()> {
+    // Linux counts in whole seconds, to 32,767.
+    let seconds = |time: Duration| Duration::from_secs(time.as_secs().clamp(1, 32_767));
+    set_socket_keepalive(socket, true)?;
+    set_tcp_keepidle(socket, seconds(time))?;
+    set_tcp_keepintvl(socket, seconds(time / 3))?;
+    set_tcp_keepcnt(socket, 3)
+}
 
 /// Accepts connections until the server stops.
 pub(crate) struct Acceptor {
@@ -73,18 +90,23 @@ impl Acceptor {
     fn hand_over(&mut self, mut socket: TcpStream) {
         let metrics = &self.shared.metrics;
         let most = self.shared.options.max_connections;
-        if self.shared.connections.load(Ordering::Relaxed) >= most {
-            metrics.rejected.inc();
+        let seat = self.shared.clients.seat(most);
+        let is_refused = seat.is_none();
+        let counter = if is_refused { &metrics.rejected } else { &metrics.accepted };
+        counter.inc();
+        let Some(seat) = seat.or_else(|| self.shared.clients.refused_seat()) else {
             // Whoever does not take it learns of it by the end of the connection.
-            let _ = socket.write(b"-ERR max number of clients reached\r\n");
+            let _ = socket.write(format!("-ERR {TOO_MANY}\r\n").as_bytes());
             return;
-        }
+        };
         // Replies are written whole; where the system refuses, they come a little later.
         let _ = socket.set_nodelay(true);
-        metrics.accepted.inc();
+        if let Some(time) = self.shared.options.tcp_keepalive {
+            // One that is gone already is found out by the first read.
+            let _ = keep_alive(&socket, time);
+        }
         self.accepted += 1;
-        self.shared.connections.fetch_add(1, Ordering::Relaxed);
         let post = &self.posts[self.accepted as usize % self.posts.len()];
-        post.send(Mail::Connection(socket, self.accepted));
+        post.send(Mail::Connection { socket, id: self.accepted, seat, is_refused });
     }
 }

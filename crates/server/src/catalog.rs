@@ -34,6 +34,11 @@ impl Table {
         Self { id, dim: spec.embedding_dim, ids, name: spec.name, is_direct, lends, is_full }
     }
 
+    /// Whether a key can have a row: a dense table has ids from 0 on.
+    pub(crate) fn has_id(&self, key: u64) -> bool {
+        self.ids.is_none_or(|ids| key < ids)
+    }
+
     /// Bytes of a row on the wire: float32 values, whatever the dtype that is stored.
     pub(crate) fn row_bytes(&self) -> usize {
         self.dim * size_of::<f32>()

@@ -1,6 +1,8 @@
 //! A connection: bytes in, requests, replies, bytes out.
 
+use crate::clients::{Clients, Seat};
 use crate::gather::{Chunk, Gatherer};
+use crate::linger::Linger;
 use crate::pace::Pace;
 use crate::resp::Decoder;
 use crate::session::Session;
@@ -31,7 +33,7 @@ pub(crate) struct Connection {
     pub(crate) will_end: bool,
     /// Whether requests are left in the input because they had to wait.
     pub(crate) is_held_up: bool,
-    /// Memory of replies that its thread knows to wait.
+    /// Memory of requests and replies that was counted.
     pub(crate) counted: usize,
     /// Whether it is in the list of those that have something to do.
     pub(crate) is_due: bool,
@@ -43,11 +45,12 @@ pub(crate) struct Connection {
     leaving: Option<Pace>,
     /// Sends that the kernel is not done with.
     in_flight: usize,
+    _seat: Seat,
 }
 
 impl Connection {
     /// One that has just begun.
-    pub(crate) fn new(stream: Stream, session: Session) -> Self {
+    pub(crate) fn new(stream: Stream, session: Session, seat: Seat) -> Self {
         Self {
             stream,
             session,
@@ -64,6 +67,7 @@ impl Connection {
             arriving: None,
             leaving: None,
             in_flight: 0,
+            _seat: seat,
         }
     }
 
@@ -75,8 +79,11 @@ impl Connection {
 
     /// Reads into the input. Returns the bytes that came; 0 when none are there now, or ever.
     pub(crate) fn read(&mut self, buffers: &mut Buffers, most: usize) -> io::Result<usize> {
-        let room = self.input.room(buffers, most);
+        let room = self.input.room(buffers, most, self.is_held_up);
         let bytes = room.len();
+        if bytes == 0 {
+            return Ok(0);
+        }
         match self.stream.read(room) {
             Ok(0) => {
                 (self.is_at_end, self.is_readable) = (true, false);
@@ -95,6 +102,39 @@ impl Connection {
                 Ok(0)
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// Reads what a client sends that was refused, and drops it. Returns how many bytes.
+    pub(crate) fn discard(&mut self, buffers: &mut Buffers, most: usize) -> usize {
+        self.input = Input::default();
+        let (mut buffer, mut dropped) = (buffers.take(), 0);
+        while self.is_readable && dropped < most {
+            match self.stream.discard(&mut buffer) {
+                Ok(0) => (self.is_at_end, self.is_readable) = (true, false),
+                Ok(count) => dropped += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.is_readable = false,
+                Err(_) => (self.session.has_failed, self.is_readable) = (true, false),
+            }
+        }
+        buffers.give(buffer);
+        if let Some(linger) = &mut self.session.linger {
+            linger.add(dropped);
+            self.session.has_failed |= linger.is_over();
+            if dropped > 0 && linger.is_new() {
+                self.leaving = None;
+            }
+        }
+        self.last_active = Instant::now();
+        dropped
+    }
+
+    /// Shuts the sending side of one that was refused, once it was sent why.
+    pub(crate) fn end_refused(&mut self) {
+        let is_out = self.is_out() && !self.stream.is_beginning();
+        if let Some(linger) = self.session.linger.as_mut().filter(|l| is_out && !l.is_shut()) {
+            linger.shut();
+            self.stream.end_sending();
         }
     }
 
@@ -173,7 +213,11 @@ impl Connection {
         let is_last = self.session.is_ending
             || (self.is_at_end && !self.is_held_up)
             || (is_stopping && !self.is_held_up);
-        is_last && !self.session.has_job && self.is_out()
+        let lingers = match &self.session.linger {
+            Some(linger) => !self.is_at_end && !is_stopping && !linger.is_over(),
+            None => false,
+        };
+        is_last && !lingers && !self.session.has_job && self.is_out()
     }
 
     /// So many bytes came in a turn, in which whole requests were taken or not; what is left in the
@@ -196,10 +240,49 @@ impl Connection {
         if session.has_job {
             return false;
         }
+        if session.linger.as_ref().is_some_and(Linger::is_shut) {
+            return false;
+        }
         let is_outside = !session.is_admitted || self.stream.is_beginning();
         (is_outside && session.outside_since.elapsed() >= stall)
             || self.arriving.as_mut().is_some_and(|pace| pace.is_too_slow(stall))
             || self.leaving.as_mut().is_some_and(|pace| pace.is_too_slow(stall))
+    }
+}
+
+impl Connection {
+    /// Memory of what came and of what waits to go.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.session.output.memory_bytes() + self.input.bytes.len()
+    }
+
+    /// Whether what came takes more memory than what waits to go.
+    pub(crate) fn is_mostly_input(&self) -> bool {
+        self.input.bytes.len() > self.session.output.memory_bytes()
+    }
+
+    /// Whether requests may be read that have to wait until the client has taken replies. Clients
+    /// that send all they have before they read anything are served so: requests are the smaller
+    /// part.
+    pub(crate) fn reads_ahead(&self, most: usize, clients: &Clients) -> bool {
+        let session = &self.session;
+        let has_memory = clients.has_room_ahead(self.input.bytes.len().max(BUFFER_BYTES));
+        let is_held_by_client = !session.is_ending && !session.has_job && session.running.is_none();
+        is_held_by_client && session.is_admitted && has_memory && self.input.has_room_ahead(most)
+    }
+
+    /// Whether the client sends more than is kept, and takes no replies meanwhile.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.is_held_up && self.is_readable && self.leaving.is_some() && !self.session.is_ending
+    }
+
+    /// Refuses all that comes from here on, with the reason behind the replies that wait.
+    pub(crate) fn refuse(&mut self, reason: &str) {
+        self.session.refuse("ERR", reason);
+        self.input = Input::default();
+        self.is_held_up = false;
+        self.arriving = None;
+        self.leaving = None;
     }
 }
 
@@ -242,14 +325,29 @@ impl Input {
         }
     }
 
+    /// Whether there is room for requests that have to wait.
+    fn has_room_ahead(&self, most: usize) -> bool {
+        self.end < self.bytes.len() || self.bytes.len() < most || self.is_half_free()
+    }
+
+    /// Whether half of the buffer is used up, so that moving the rest costs less than it brings.
+    fn is_half_free(&self) -> bool {
+        self.begin > 0 && self.begin >= self.bytes.len() / 2
+    }
+
     /// Room behind what is there. The buffer doubles when it is full, and never exceeds what one
-    /// request may take.
-    fn room(&mut self, buffers: &mut Buffers, most: usize) -> &mut [u8] {
+    /// request may take. `is_ahead`: whole requests are there already, which wait; then there may
+    /// be no room.
+    fn room(&mut self, buffers: &mut Buffers, most: usize, is_ahead: bool) -> &mut [u8] {
         if self.bytes.is_empty() {
             self.bytes = buffers.take();
         }
         if self.end == self.bytes.len() {
-            if self.begin > 0 {
+            let is_full = self.bytes.len() >= most;
+            if is_ahead && is_full && !self.is_half_free() {
+                return &mut [];
+            }
+            if self.begin > 0 && (!is_ahead || self.is_half_free()) {
                 self.bytes.copy_within(self.begin..self.end, 0);
                 (self.begin, self.end) = (0, self.end - self.begin);
             } else {

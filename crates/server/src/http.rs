@@ -4,6 +4,7 @@
 //! say nothing for a while. Who sends or takes slowly is waited for `PATIENCE` altogether, and not
 //! at all once the server stops.
 
+use crate::exposition;
 use crate::shared::Shared;
 use crate::status::{PAGE, PAGE_POLICY};
 use mio::net::{TcpListener, TcpStream};
@@ -26,7 +27,6 @@ const REQUEST_BYTES: usize = 8 << 10;
 const TEXT: &str = "text/plain; charset=utf-8";
 const HTML: &str = "text/html; charset=utf-8";
 const JSON: &str = "application/json";
-const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Where monitors ask, and what they have asked.
 pub(crate) struct Monitors {
@@ -169,7 +169,10 @@ fn reply_to(shared: &Arc<Shared>, request: &[u8]) -> Vec<u8> {
             Some(why) => unwell(why),
         },
         (b"GET" | b"HEAD", b"/metrics") => match shared.metrics.encode(shared) {
-            Ok(text) => ("200 OK", METRICS, text),
+            Ok(text) if exposition::is_openmetrics(request) => {
+                ("200 OK", exposition::OPENMETRICS, text)
+            }
+            Ok(text) => ("200 OK", exposition::PLAIN, exposition::plain_of(&text)),
             Err(error) => unwell(error),
         },
         (b"GET" | b"HEAD", _) => {
@@ -184,6 +187,9 @@ fn reply_to(shared: &Arc<Shared>, request: &[u8]) -> Vec<u8> {
          Referrer-Policy: no-referrer\r\nConnection: close\r\n",
         body.len()
     );
+    if path == b"/metrics" {
+        reply.push_str("Vary: Accept\r\n");
+    }
     if kind == HTML {
         // A string takes all that is written to it.
         let _ = write!(reply, "Content-Security-Policy: {PAGE_POLICY}\r\n");

@@ -7,18 +7,23 @@
 
 mod acceptor;
 mod catalog;
+mod certificate;
+mod clients;
 mod cluster;
 mod commands;
 mod connection;
+mod exposition;
 pub mod gather;
 mod hot;
 mod http;
 mod latency;
+mod linger;
 mod metrics;
 mod options;
 mod output;
 mod pace;
 mod pulls;
+mod rates;
 mod refusal;
 mod resp;
 mod server;

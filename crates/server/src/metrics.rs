@@ -3,6 +3,7 @@
 use crate::commands::COMMANDS;
 use crate::latency::Latency;
 use crate::shared::Shared;
+use crate::tls::Tls;
 use embedrock_core::Stats;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -12,7 +13,6 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// What the server counts. Relaxed: counters order nothing.
 pub(crate) struct Metrics {
@@ -36,6 +36,8 @@ pub(crate) struct Metrics {
     /// Rows.
     pub(crate) rows_read: Counter,
     pub(crate) rows_missing: Counter,
+    /// Those that were read and had a row: `keyspace_hits` of `INFO`.
+    pub(crate) keys_found: Counter,
     pub(crate) rows_put: Counter,
     pub(crate) rows_updated: Counter,
     pub(crate) rows_promoted: Counter,
@@ -74,6 +76,7 @@ impl Metrics {
             commands,
             turn_seconds,
             latency: Latency::new(),
+            keys_found: Counter::default(),
             refused: counter("error_replies", "Replies that are errors"),
             accepted: counter("connections_accepted", "Connections that were accepted"),
             rejected: counter("connections_rejected", "Connections beyond the limit"),
@@ -110,14 +113,20 @@ impl Metrics {
         self.commands.iter().map(Counter::get).sum()
     }
 
-    /// All counters, and those of the store, as Prometheus reads them.
+    /// All counters, and those of the store, as Prometheus reads them: in the text format of
+    /// OpenMetrics.
     ///
     /// *Errors*: those of the store's statistics, as text.
     pub(crate) fn encode(&self, shared: &Arc<Shared>) -> Result<String, String> {
         let stats = shared.store.stats().map_err(|error| error.message().to_owned())?;
-        let connections = shared.connections.load(Ordering::Relaxed);
         let mut store = Registry::with_prefix("embedrock");
-        store.register_collector(Box::new(StoreCollector { stats, connections }));
+        let certificate = shared.tls.as_ref().and_then(Tls::validity);
+        store.register_collector(Box::new(StoreCollector {
+            stats,
+            connections: shared.clients.open(),
+            client_bytes: shared.clients.bytes(),
+            certificate_end_s: certificate.map(|certificate| certificate.end_unix_s),
+        }));
         let mut text = String::new();
         prometheus_client::encoding::text::encode_registry(&mut text, &self.registry)
             .and_then(|()| prometheus_client::encoding::text::encode(&mut text, &store))
@@ -131,6 +140,8 @@ impl Metrics {
 struct StoreCollector {
     stats: Stats,
     connections: usize,
+    client_bytes: usize,
+    certificate_end_s: Option<i64>,
 }
 
 impl Collector for StoreCollector {
@@ -149,7 +160,11 @@ impl Collector for StoreCollector {
             counter.encode(metric)?;
         }
         let rows: u64 = stats.tables.iter().map(|table| table.rows).sum();
-        for (name, help, value) in [
+        let certificate = self.certificate_end_s.map(|end| {
+            let help = "When the certificate of the server expires, in seconds since 1970";
+            ("certificate_expiry_timestamp_seconds", help, end as f64)
+        });
+        let gauges = [
             ("connections", "Connections that are open", self.connections as f64),
             ("store_hit_rate", "Hits among hits and misses", stats.hit_rate),
             ("store_rows", "Rows that are written, of all tables", rows as f64),
@@ -157,7 +172,9 @@ impl Collector for StoreCollector {
             ("store_budget_bytes", "Its memory budget", stats.budget_bytes as f64),
             ("store_disk_bytes", "Its bytes on disk", stats.disk_bytes as f64),
             ("store_commit_step", "Step of its newest commit", stats.commits.step as f64),
-        ] {
+            ("client_memory_bytes", "Requests and replies in memory", self.client_bytes as f64),
+        ];
+        for (name, help, value) in gauges.into_iter().chain(certificate) {
             let gauge = ConstGauge::new(value);
             let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
             gauge.encode(metric)?;

@@ -1,6 +1,7 @@
 //! How a server is started, and what it refuses to be.
 
 use crate::gather::Gather;
+use embedrock_core::buckets::Buckets;
 use embedrock_core::{Error, ErrorKind, Result};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -26,6 +27,12 @@ pub struct ClusterOptions {
     pub map: PathBuf,
     /// Which node of the map this server is; without it, the one whose address it listens at.
     pub node: Option<String>,
+    /// The buckets that the store was made with; `None` where it has all, or does not know. A map
+    /// that gives this server others is refused: all others, or once the store has `changed` a map
+    /// that gives it none of these.
+    pub buckets: Option<Buckets>,
+    /// Whether commits were made since, by which the store may have got more buckets.
+    pub has_changed: bool,
 }
 
 /// How a server is started. Limits are of one connection, unless they say otherwise. It cannot be
@@ -56,6 +63,12 @@ pub struct Options {
     pub max_keys: usize,
     /// Bytes of a reply; requests behind as many wait until the client has taken them.
     pub max_reply_bytes: usize,
+    /// Memory of requests and replies of all connections together, in bytes. Past it the connection
+    /// with most of it ends. `None` is four times `max_reply_bytes`.
+    pub client_memory: Option<usize>,
+    /// A connection that is silent for so long is asked by the system whether its other side is
+    /// still there, and ends where three questions are not answered.
+    pub tcp_keepalive: Option<Duration>,
     /// A server that writes commits so often, if something changed. It commits at its end, too.
     pub commit_every: Option<Duration>,
     /// A server that reads moves to the newest commit so often.
@@ -80,6 +93,8 @@ impl Options {
             max_request_bytes: 64 << 20,
             max_keys: 1 << 20,
             max_reply_bytes: 64 << 20,
+            client_memory: None,
+            tcp_keepalive: Some(Duration::from_secs(300)),
             commit_every: Some(Duration::from_secs(60)),
             refresh_every: Some(Duration::from_secs(5)),
             gather: Gather::Auto,
@@ -108,12 +123,13 @@ impl Options {
                 1u64 << 31
             ));
         }
-        if let Some(password) = &self.password
-            && !(1..=PASSWORD_BYTES_MAX).contains(&password.len())
-        {
+        self.password.as_deref().map_or(Ok(()), check_password)?;
+        if self.client_memory() < self.max_reply_bytes {
             return misuse(format!(
-                "the password has {} bytes, expected 1 to {PASSWORD_BYTES_MAX}",
-                password.len()
+                "client_memory is {} bytes, expected at least max_reply_bytes, {}: one reply may \
+                 take that",
+                self.client_memory(),
+                self.max_reply_bytes
             ));
         }
         let address = address_of("listen", &self.listen)?;
@@ -131,6 +147,11 @@ impl Options {
         Ok(address)
     }
 
+    /// Memory of requests and replies of all connections, in bytes.
+    pub(crate) fn client_memory(&self) -> usize {
+        self.client_memory.unwrap_or(self.max_reply_bytes.saturating_mul(4))
+    }
+
     /// Where to listen for the metrics, which are not encrypted.
     pub(crate) fn metrics_address(&self) -> Result<Option<SocketAddr>> {
         let Some(text) = &self.metrics else { return Ok(None) };
@@ -144,6 +165,16 @@ impl Options {
         }
         Ok(Some(address))
     }
+}
+
+/// Refuses a password that is empty, or too long to be compared.
+pub(crate) fn check_password(password: &str) -> Result<()> {
+    let bytes = password.len();
+    if (1..=PASSWORD_BYTES_MAX).contains(&bytes) {
+        return Ok(());
+    }
+    let message = format!("the password has {bytes} bytes, expected 1 to {PASSWORD_BYTES_MAX}");
+    Err(Error::new(ErrorKind::Misuse, message))
 }
 
 fn address_of(name: &str, text: &str) -> Result<SocketAddr> {
@@ -189,6 +220,8 @@ mod tests {
         assert!(refused(|o| o.threads = 0).contains("threads is 0"));
         assert!(refused(|o| o.max_request_bytes = usize::MAX).contains("max_request_bytes"));
         assert!(refused(|o| o.password = Some(String::new())).contains("0 bytes, expected 1 to"));
+        let said = refused(|o| o.client_memory = Some(1 << 20));
+        assert!(said.contains("client_memory is 1048576 bytes, expected at least"), "{said}");
         assert!(refused(|o| o.listen = "6380".into()).contains("expected HOST:PORT"));
     }
 }

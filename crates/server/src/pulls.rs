@@ -22,11 +22,16 @@ pub(crate) const HEADER_BYTES: usize = 12;
 /// Most bytes of idle row buffers, and most of them.
 const IDLE_BYTES: usize = 16 << 20;
 const IDLE_BUFFERS: usize = 256;
+/// Requests and parts whose memory is kept for the next turn.
+const KEPT: usize = 1 << 12;
 /// Pulls of more keys are copied: what one call of the kernel takes is a small part of them.
 const LENT_KEYS_MAX: usize = 4096;
 
 /// Parts that are lent in a turn; others are copied. A region lends 512 batches to all threads.
 const LENT_PARTS_MAX: usize = 64;
+
+/// The part and place of a key that its table cannot have.
+pub(crate) const NO_ROW: (u32, u32) = (u32::MAX, 0);
 
 /// How rows are replied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +79,7 @@ struct Request {
     protocol: Protocol,
     form: Form,
     parts: Range<usize>,
-    /// Of several tables: for each key its part and its place in it.
+    /// Of `MGET`: for each key its part and its place in it.
     order: Vec<(u32, u32)>,
     refusal: Option<Refusal>,
 }
@@ -98,7 +103,8 @@ pub(crate) struct Pulls {
 /// What was replied.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Delivered {
-    /// Keys without a row.
+    /// Keys that were looked for, and those of them without a row.
+    pub(crate) looked: u64,
     pub(crate) missing: u64,
     /// Requests that failed.
     pub(crate) failed: u64,
@@ -172,7 +178,8 @@ impl Asking<'_> {
         let parts = self.parts..pulls.parts.len();
         let values: usize = pulls.parts[parts.clone()].iter().map(Part::values).sum();
         let bytes = values * size_of::<f32>();
-        pulls.bytes += bytes;
+        // Small rows are the smaller part of what a request takes until it is replied.
+        pulls.bytes += bytes + parts.len() * size_of::<Part>() + size_of::<Request>();
         let refusal = None;
         pulls.requests.push(Request { connection, place, protocol, form, parts, order, refusal });
         bytes
@@ -196,7 +203,7 @@ impl Pulls {
         self.requests[self.read..].iter().any(|request| request.connection == connection)
     }
 
-    /// Bytes of rows that were asked for in this turn.
+    /// Memory of what was asked for in this turn: rows, and requests until they are replied.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -291,14 +298,19 @@ impl Pulls {
         for request in requests.drain(..) {
             delivered.failed += u64::from(request.refusal.is_some());
             let parts = &self.parts[request.parts.clone()];
+            if request.refusal.is_none() {
+                delivered.looked += parts.iter().map(|part| part.keys.len() as u64).sum::<u64>();
+            }
             delivered.lent += u64::from(parts.iter().any(|part| part.views.is_some()));
             deliver(request.connection, &mut |output| {
                 delivered.missing += self.reply(&request, plan, output)
             });
         }
+        requests.shrink_to(KEPT);
         self.requests = requests;
         let mut parts = std::mem::take(&mut self.parts);
         parts.drain(..).for_each(|part| self.give_buffer(part.rows));
+        parts.shrink_to(KEPT);
         self.parts = parts;
         self.keys.clear();
         self.found.clear();
@@ -353,30 +365,30 @@ impl Pulls {
             (form, parts) => {
                 let found = &self.found;
                 output.fill_text(place, protocol, |bytes, protocol| {
-                    let (mut values, mut keys) = (0, 0);
+                    let mut values = 0;
                     for part in &*parts {
                         let found = &found[part.keys.clone()];
                         values += found.iter().filter(|found| **found).count() * part.dim;
-                        keys += part.keys.len();
                     }
+                    let keys = if form == Form::Values { request.order.len() } else { 1 };
                     bytes.reserve(values * size_of::<f32>() + keys * 16 + 16);
                     let mut writer = Writer::new(bytes, protocol);
                     if form == Form::Values {
                         writer.array(keys);
                     }
-                    let mut value = |part: &Part, index: usize| {
-                        if found[part.keys.start + index] {
+                    let mut value = |part: Option<&Part>, index: usize| match part {
+                        Some(part) if found[part.keys.start + index] => {
                             let row = &part.rows[index * part.dim..][..part.dim];
                             writer.bulk(bytemuck::cast_slice(row));
-                        } else {
-                            writer.null();
                         }
+                        _ => writer.null(),
                     };
-                    match parts {
-                        [part] => (0..part.keys.len()).for_each(|index| value(part, index)),
-                        parts => request.order.iter().for_each(|(part, index)| {
-                            value(&parts[*part as usize], *index as usize);
+                    match (form, parts) {
+                        (Form::Values, parts) => request.order.iter().for_each(|place| {
+                            let part = parts.get(place.0 as usize);
+                            value(part, place.1 as usize);
                         }),
+                        (_, parts) => value(parts.first(), 0),
                     }
                 });
             }
@@ -396,6 +408,12 @@ impl Pulls {
             let Some(oldest) = self.idle.pop_front() else { return };
             self.idle_bytes -= bytes(&oldest);
         }
+    }
+
+    /// Gives up the memory that is kept for rows to come.
+    pub(crate) fn release_idle(&mut self) {
+        self.idle = VecDeque::new();
+        self.idle_bytes = 0;
     }
 
     /// Memory for so many values, which hold anything. It is not much larger than that: who takes

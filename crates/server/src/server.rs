@@ -2,15 +2,18 @@
 
 use crate::acceptor::Acceptor;
 use crate::catalog::Catalog;
+use crate::clients::Clients;
 use crate::cluster::Cluster;
 use crate::gather::{Loans, Plan};
 use crate::hot::{self, HotSets};
 use crate::metrics::Metrics;
-use crate::options::Options;
+use crate::options::{Options, check_password};
+use crate::rates::Rates;
 use crate::shared::{JOBS_MAX, Shared};
 use crate::status::{self, Status};
+use crate::tls::Tls;
 use crate::worker::{Mail, Post, Worker};
-use crate::{http, timer, tls};
+use crate::{http, timer};
 use embedrock_core::{Error, ErrorKind, Result, Store};
 use mio::Waker;
 use parking_lot::{Mutex, RwLock};
@@ -61,7 +64,7 @@ impl Server {
         let catalog = Catalog::of(&store);
         let may_lend = !store.options().read_only || catalog.tables().lend_any();
         let plan = Plan::new(options.gather, options.tls.is_some(), may_lend)?;
-        let tls = options.tls.as_ref().map(tls::load).transpose()?;
+        let tls = options.tls.clone().map(Tls::open).transpose()?;
         let at = |what: &str, address: SocketAddr| {
             let what = what.to_owned();
             move |error| Error::os(format!("{what} {address}"), error)
@@ -88,7 +91,12 @@ impl Server {
             metrics: Metrics::new(),
             moves: RwLock::new(()),
             queued: Arc::default(),
-            connections: AtomicUsize::new(0),
+            clients: Clients::new(options.client_memory()),
+            password: RwLock::new(options.password.clone()),
+            tls,
+            rates: Rates::default(),
+            run_id: run_id()?,
+            blocked: AtomicUsize::new(0),
             is_stopping: AtomicBool::new(false),
             begun: Instant::now(),
             timer_failure: Mutex::new(None),
@@ -104,8 +112,7 @@ impl Server {
         let failed = |error| Error::os("make an event loop", error);
         let (mut workers, mut posts) = (Vec::new(), Vec::new());
         for number in 0..shared.options.threads {
-            let (worker, post) =
-                Worker::new(number, shared.clone(), tls.clone()).map_err(failed)?;
+            let (worker, post) = Worker::new(number, shared.clone()).map_err(failed)?;
             workers.push(worker);
             posts.push(post);
         }
@@ -175,6 +182,36 @@ impl Server {
         reload_map(&self.shared)
     }
 
+    /// Reads its certificate and key again: connections that begin from then on get them.
+    ///
+    /// *Errors*: `Misuse` without TLS, and for files that do not hold what they should, by name;
+    /// then those before stay.
+    pub fn reload_certificate(&self) -> Result<()> {
+        let tls = self.shared.tls.as_ref().ok_or_else(|| {
+            Error::new(ErrorKind::Misuse, "this server does not encrypt: it has no certificate")
+        })?;
+        tls.reload()
+    }
+
+    /// Has clients give another password from then on. Those that were let in stay.
+    ///
+    /// *Errors*: `Misuse` where there was none, and for one that is empty or too long.
+    pub fn set_password(&self, password: String) -> Result<()> {
+        check_password(&password)?;
+        let mut held = self.shared.password.write();
+        if held.is_none() {
+            let message = "this server has no password: start it with one";
+            return Err(Error::new(ErrorKind::Misuse, message));
+        }
+        *held = Some(password);
+        Ok(())
+    }
+
+    /// What somebody should know of who runs it, such as a certificate that is about to expire.
+    pub fn warning(&self) -> Option<String> {
+        self.shared.warning()
+    }
+
     /// False once it was stopped, or a thread of it has ended by itself: then `stop` says why.
     pub fn is_running(&self) -> bool {
         let threads = self.threads.lock();
@@ -233,6 +270,16 @@ pub(crate) fn reload_map(shared: &Shared) -> Result<u64> {
         Error::new(ErrorKind::Misuse, "this server is in no cluster: there is no map to read")
     })?;
     cluster.reload()
+}
+
+/// 40 hexadecimal digits that no other run of a server has.
+fn run_id() -> Result<String> {
+    let mut bytes = [0; 20];
+    let provider = rustls::crypto::ring::default_provider();
+    provider.secure_random.fill(&mut bytes).map_err(|_| {
+        Error::new(ErrorKind::Io, "the system gives no random numbers: is /dev/urandom there?")
+    })?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 fn spawn(name: &str, run: impl FnOnce() -> Result<()> + Send + 'static) -> Result<Thread> {

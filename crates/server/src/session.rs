@@ -1,6 +1,7 @@
 //! What a connection has told of itself, and its replies.
 
 use crate::commands::Queue;
+use crate::linger::Linger;
 use crate::output::Output;
 use crate::resp::Protocol;
 use std::time::Instant;
@@ -23,6 +24,8 @@ pub(crate) struct Session {
     pub(crate) promised: usize,
     /// No request of it is taken any more; it ends when its replies are out.
     pub(crate) is_ending: bool,
+    /// Its last reply says why it ends: what the client still sends is read until it has that.
+    pub(crate) linger: Option<Linger>,
     /// Whether it has announced keys, which are forgotten when it ends.
     pub(crate) has_announced: bool,
     /// Whether the socket has failed.
@@ -48,12 +51,25 @@ impl Session {
             output: Output::default(),
             promised: 0,
             is_ending: false,
+            linger: None,
             has_announced: false,
             has_failed: false,
             has_job: false,
             queue: None,
             running: None,
         }
+    }
+
+    /// Refuses all that comes from here on, with the reason as the last reply.
+    pub(crate) fn refuse(&mut self, code: &str, reason: &str) {
+        self.output.write(self.protocol, |writer| writer.error(code, reason));
+        self.end_with_reason();
+    }
+
+    /// It ends, and the last reply that was written says why.
+    pub(crate) fn end_with_reason(&mut self) {
+        self.is_ending = true;
+        self.linger = Some(Linger::new(!self.is_admitted));
     }
 
     /// Memory of replies that the client has yet to take.

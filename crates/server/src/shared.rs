@@ -1,20 +1,24 @@
 //! What all threads of a server have in common.
 
 use crate::catalog::Catalog;
+use crate::certificate;
+use crate::clients::Clients;
 use crate::cluster::Cluster;
 use crate::commands::Queued;
 use crate::gather::{Loans, Plan};
 use crate::hot::HotSets;
 use crate::metrics::Metrics;
 use crate::options::Options;
+use crate::rates::Rates;
 use crate::refusal::Refusal;
 use crate::status::Status;
 use crate::timer::{Done, Job};
+use crate::tls::Tls;
 use embedrock_core::Store;
 use parking_lot::{Mutex, RwLock};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 
@@ -40,8 +44,18 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     /// Memory of requests that wait for `EXEC`.
     pub(crate) queued: Arc<Queued>,
-    /// Connections that are open.
-    pub(crate) connections: AtomicUsize,
+    /// What connections take of the server.
+    pub(crate) clients: Clients,
+    /// What clients have to give before anything else. A leaf.
+    pub(crate) password: RwLock<Option<String>>,
+    /// Encryption.
+    pub(crate) tls: Option<Tls>,
+    /// How fast requests come.
+    pub(crate) rates: Rates,
+    /// Tells this run of the server from others: 40 hexadecimal digits.
+    pub(crate) run_id: String,
+    /// Connections that wait for a commit, a refresh or the like.
+    pub(crate) blocked: AtomicUsize,
     /// Whether the server is about to end.
     pub(crate) is_stopping: AtomicBool,
     pub(crate) begun: Instant,
@@ -72,12 +86,22 @@ impl Shared {
         self.timer_failure.lock().clone()
     }
 
+    /// What somebody should know of who can do nothing else about it, such as a certificate that is
+    /// about to expire.
+    pub(crate) fn warning(&self) -> Option<String> {
+        let validity = self.tls.as_ref().and_then(Tls::validity)?;
+        validity.warning(certificate::now_unix_s())
+    }
+
     /// Hands a job over.
     pub(crate) fn begin(&self, job: Job) -> Result<(), Refusal> {
         let jobs = self.jobs.lock();
         let sent = jobs.as_ref().map(|jobs| jobs.try_send(job));
         match sent {
-            Some(Ok(())) => Ok(()),
+            Some(Ok(())) => {
+                self.blocked.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
             Some(Err(_)) => Err(Refusal::new("too many commits and refreshes wait; try again")),
             None => Err(Refusal::new("the server is stopping")),
         }

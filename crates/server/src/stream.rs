@@ -33,6 +33,8 @@ pub(crate) struct Tls {
     sent: u64,
     /// Whether the client is known to speak TLS.
     is_known: bool,
+    /// Whether it is known not to, and was told.
+    is_refused: bool,
 }
 
 impl Stream {
@@ -44,7 +46,7 @@ impl Stream {
     /// A session that the client begins.
     pub(crate) fn tls(socket: TcpStream, mut session: ServerConnection) -> Self {
         session.set_buffer_limit(Some(TLS_BUFFER_BYTES));
-        Self::Tls(Box::new(Tls { socket, session, sent: 0, is_known: false }))
+        Self::Tls(Box::new(Tls { socket, session, sent: 0, is_known: false, is_refused: false }))
     }
 
     /// The socket.
@@ -65,7 +67,7 @@ impl Stream {
 
     /// Whether encryption is still being agreed upon.
     pub(crate) fn is_beginning(&self) -> bool {
-        matches!(self, Self::Tls(tls) if tls.session.is_handshaking())
+        matches!(self, Self::Tls(tls) if !tls.is_refused && tls.session.is_handshaking())
     }
 
     /// Reads what there is. 0 bytes are the end.
@@ -77,6 +79,29 @@ impl Stream {
             }
             Self::Tls(tls) => tls.read(buffer),
         }
+    }
+
+    /// Reads what there is, to be dropped: bytes are not decrypted any more. 0 bytes are the end.
+    pub(crate) fn discard(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tls(tls) if !tls.is_refused && tls.session.is_handshaking() => tls.read(buffer),
+            stream => {
+                let mut socket = stream.socket();
+                uninterrupted(|| socket.read(buffer))
+            }
+        }
+    }
+
+    /// Whether the client was told that it has to speak TLS.
+    pub(crate) fn is_refused(&self) -> bool {
+        matches!(self, Self::Tls(tls) if tls.is_refused)
+    }
+
+    /// Ends the sending side, behind all that was written.
+    pub(crate) fn end_sending(&mut self) {
+        self.close();
+        // Whoever is gone already is told nothing.
+        let _ = self.socket().shutdown(std::net::Shutdown::Write);
     }
 
     /// Gives the socket what was encrypted. True when nothing is left of it.
@@ -95,7 +120,9 @@ impl Stream {
 
     /// Tells the other side that nothing follows.
     pub(crate) fn close(&mut self) {
-        if let Self::Tls(tls) = self {
+        if let Self::Tls(tls) = self
+            && !tls.is_refused
+        {
             tls.session.send_close_notify();
             // Whoever is gone is not told.
             let _ = tls.flush();
@@ -109,11 +136,9 @@ impl Tls {
         let mut first = [0];
         let socket = &self.socket;
         if uninterrupted(|| socket.peek(&mut first))? == 1 && first[0] != HANDSHAKE {
-            // Who does not take it learns of it by the end of the connection. What came is read, so
-            // that the end does not overtake the words.
+            // Who does not take it learns of it by the end of the connection.
             let _ = self.socket.write(NOT_TLS);
-            let _ = self.socket.read(&mut [0; 4096]);
-            let _ = self.socket.shutdown(std::net::Shutdown::Write);
+            self.is_refused = true;
             return Err(io::Error::new(ErrorKind::InvalidData, "the client does not speak TLS"));
         }
         self.is_known = true;

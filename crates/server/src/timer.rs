@@ -105,6 +105,7 @@ pub(crate) fn run(shared: &Arc<Shared>, jobs: &Receiver<Job>, posts: &[Post]) ->
                 if let Ok(done) = &done {
                     note(done, &mut has_new_table);
                 }
+                shared.blocked.fetch_sub(1, Ordering::Relaxed);
                 posts[job.worker].send(Mail::Done { connection: job.connection, id: job.id, done });
             }
             Err(RecvTimeoutError::Timeout) => {
@@ -118,7 +119,7 @@ pub(crate) fn run(shared: &Arc<Shared>, jobs: &Receiver<Job>, posts: &[Post]) ->
     }
     let has_changes = has_new_table || shared.store.uncommitted().batches > 0;
     match shared.is_writable() && has_changes {
-        true => commit(shared, None).map(drop),
+        true => commit(shared, step_of(shared, None)?).map(drop),
         false => Ok(()),
     }
 }
@@ -145,7 +146,10 @@ fn on_timer(shared: &Arc<Shared>, has_new_table: &mut bool) {
 fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Finished> {
     let begin = Instant::now();
     let (what, done) = match task {
-        Task::Commit(step) => ("commit", commit(shared, step).map(Finished::Commit)),
+        Task::Commit(step) => {
+            let step = step_of(shared, step)?;
+            ("commit", commit(shared, step).map(Finished::Commit))
+        }
         Task::Refresh => {
             shared.is_pinned.store(false, Ordering::Relaxed);
             ("refresh", move_to(shared, None).map(Finished::moved))
@@ -156,7 +160,6 @@ fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Finished> {
         Task::ReloadMap => return reload_map(shared).map(|_| Finished::Reloaded),
     };
     match &done {
-        Err(error) if error.kind() == ErrorKind::Misuse => {}
         // A server that follows the newest commit does that still.
         Err(_) if matches!(task, Task::Switch(_)) => {}
         done => {
@@ -177,9 +180,18 @@ fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Finished> {
 
 /// Commits with the named byte strings and the text of the commit before, which a trainer may have
 /// put there: it finds them again.
-fn commit(shared: &Shared, step: Option<u64>) -> Result<CommitInfo> {
-    let last = shared.store.last_commit();
-    let before = last.as_ref().map_or(0, |commit| commit.step);
+fn commit(shared: &Shared, step: u64) -> Result<CommitInfo> {
+    let meta = shared.store.last_commit().map(|commit| commit.meta).unwrap_or_default();
+    let made = shared.store.commit_with_last_state(step, &meta)?;
+    shared.metrics.commits.inc();
+    Ok(made)
+}
+
+/// The step of the next commit: the one that is asked for, or one more than the last.
+///
+/// *Errors*: `Misuse` for one before the last, which says nothing of the server.
+fn step_of(shared: &Shared, step: Option<u64>) -> Result<u64> {
+    let before = shared.store.last_commit().map_or(0, |commit| commit.step);
     let step = step.unwrap_or(before.saturating_add(1).min(STEP_MOST.max(before)));
     if step < before {
         let message = format!(
@@ -188,10 +200,7 @@ fn commit(shared: &Shared, step: Option<u64>) -> Result<CommitInfo> {
         );
         return Err(Error::new(ErrorKind::Misuse, message));
     }
-    let meta = last.map(|commit| commit.meta).unwrap_or_default();
-    let made = shared.store.commit_with_last_state(step, &meta)?;
-    shared.metrics.commits.inc();
-    Ok(made)
+    Ok(step)
 }
 
 /// Moves to the last commit of a step, and stays there until somebody asks for a refresh.

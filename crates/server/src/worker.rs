@@ -6,10 +6,14 @@
 //! has taken them. No turn reads more than a bounded part of what a connection sends, so that all
 //! get their turn.
 
+use crate::acceptor::TOO_MANY;
+use crate::clients::Seat;
 use crate::cluster::Cluster;
 use crate::commands::{Call, Scratch};
 use crate::connection::{Buffers, Connection, has_room};
 use crate::gather::Gatherer;
+use crate::linger::Linger;
+use crate::options::Options;
 use crate::pulls::{Delivered, Pulls};
 use crate::refusal::Refusal;
 use crate::resp::Limits;
@@ -19,11 +23,10 @@ use crate::stream::Stream;
 use crate::timer::Finished;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
-use rustls::{ServerConfig, ServerConnection};
+use rustls::ServerConnection;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
@@ -37,8 +40,6 @@ const SWEEP: Duration = Duration::from_millis(500);
 const READ_BYTES: usize = 512 << 10;
 /// Rows are read once requests of a turn ask for so many bytes.
 const PULL_BYTES: usize = 16 << 20;
-/// Replies of all connections of a thread; past it, the connection with most of them is closed.
-const OUTPUT_BYTES: usize = 1 << 30;
 /// How long a server that stops waits for clients to take their replies.
 const LAST_REPLIES: Duration = Duration::from_secs(5);
 /// How much longer it waits for the kernel to be done with what was cut off.
@@ -46,10 +47,32 @@ const LAST_SENDS: Duration = Duration::from_secs(1);
 /// Requests of who has not given the password.
 const NOT_ADMITTED: Limits = Limits { frame_bytes: 16 << 10, arguments: 16 };
 
+/// Sweeps without a request after which memory for the next ones is given up.
+const QUIET_SWEEPS: u32 = 6;
+
+/// Why a client is refused that sends, and does not take its replies.
+fn not_taken(options: &Options) -> String {
+    format!(
+        "replies of {} bytes wait to be read, and requests of {} bytes for them, but the client \
+         only sends: read replies while sending, or send fewer requests at a time; larger \
+         --max-reply-bytes and --client-memory of the server let more wait",
+        options.max_reply_bytes, options.max_request_bytes
+    )
+}
+
+/// Why a client is refused whose requests take more memory than there is for all.
+fn too_much(options: &Options) -> String {
+    format!(
+        "requests and replies of all connections take more than {} bytes (--client-memory), and \
+         this one most of it: send smaller requests, or fewer at a time",
+        options.client_memory()
+    )
+}
+
 /// What others have for a thread.
 pub(crate) enum Mail {
-    /// A connection that was accepted, and its id.
-    Connection(mio::net::TcpStream, u64),
+    /// A connection that was accepted; one that is refused is told that there is no place.
+    Connection { socket: mio::net::TcpStream, id: u64, seat: Seat, is_refused: bool },
     /// What came of a job of a connection.
     Done { connection: usize, id: u64, done: Result<Finished, Refusal> },
     /// Finish what was asked, and end.
@@ -77,7 +100,6 @@ impl Post {
 pub(crate) struct Worker {
     number: usize,
     shared: Arc<Shared>,
-    tls: Option<Arc<ServerConfig>>,
     poll: Poll,
     mail: Receiver<Mail>,
     connections: Vec<Option<Connection>>,
@@ -92,21 +114,20 @@ pub(crate) struct Worker {
     scratch: Scratch,
     limits: Limits,
     last_sweep: Instant,
-    /// Memory of outputs.
+    /// Memory of its connections' requests and replies.
     waiting: usize,
     /// Requests that were taken in this turn.
     taken: u64,
+    /// Requests of the server at the last sweep, and for how many sweeps there were no more.
+    requests_seen: u64,
+    quiet: u32,
     /// Until when replies go out, once the server stops.
     ends: Option<Instant>,
 }
 
 impl Worker {
     /// A thread's worker, and where it gets mail.
-    pub(crate) fn new(
-        number: usize,
-        shared: Arc<Shared>,
-        tls: Option<Arc<ServerConfig>>,
-    ) -> io::Result<(Self, Post)> {
+    pub(crate) fn new(number: usize, shared: Arc<Shared>) -> io::Result<(Self, Post)> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let (sender, mail) = std::sync::mpsc::channel();
@@ -116,7 +137,6 @@ impl Worker {
         let limits = Limits { frame_bytes: options.max_request_bytes, arguments };
         let worker = Self {
             number,
-            tls,
             poll,
             mail,
             connections: Vec::new(),
@@ -131,6 +151,8 @@ impl Worker {
             last_sweep: Instant::now(),
             waiting: 0,
             taken: 0,
+            requests_seen: 0,
+            quiet: 0,
             ends: None,
             shared,
         };
@@ -210,7 +232,9 @@ impl Worker {
     fn take_mail(&mut self) {
         while let Ok(mail) = self.mail.try_recv() {
             match mail {
-                Mail::Connection(socket, id) => self.begin(socket, id),
+                Mail::Connection { socket, id, seat, is_refused } => {
+                    self.begin(socket, id, seat, is_refused);
+                }
                 Mail::Done { connection, id, done } => self.end_job(connection, id, done),
                 Mail::Stop => {
                     self.ends = Some(Instant::now() + LAST_REPLIES);
@@ -221,11 +245,11 @@ impl Worker {
     }
 
     /// Takes a connection in. What fails here is the connection's end.
-    fn begin(&mut self, socket: mio::net::TcpStream, id: u64) {
-        let session = match &self.tls {
-            Some(config) => match ServerConnection::new(config.clone()) {
+    fn begin(&mut self, socket: mio::net::TcpStream, id: u64, seat: Seat, is_refused: bool) {
+        let session = match &self.shared.tls {
+            Some(tls) => match ServerConnection::new(tls.config()) {
                 Ok(session) => Some(session),
-                Err(_) => return self.forget_one(),
+                Err(_) => return,
             },
             None => None,
         };
@@ -242,16 +266,15 @@ impl Worker {
         let mut source = SourceFd(&descriptor);
         if self.poll.registry().register(&mut source, Token(number), interest).is_err() {
             self.free.push(number);
-            return self.forget_one();
+            return;
         }
-        let is_admitted = self.shared.options.password.is_none();
-        let session = Session::new(id, is_admitted);
-        self.connections[number] = Some(Connection::new(stream, session));
+        let is_admitted = self.shared.options.password.is_none() && !is_refused;
+        let mut session = Session::new(id, is_admitted);
+        if is_refused {
+            session.refuse("ERR", TOO_MANY);
+        }
+        self.connections[number] = Some(Connection::new(stream, session, seat));
         self.make_due(number);
-    }
-
-    fn forget_one(&self) {
-        self.shared.connections.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Replies to a job's connection, if it is still there.
@@ -290,7 +313,7 @@ impl Worker {
             let shared = self.shared.clone();
             let _still = shared.moves.read();
             for (index, number) in turn.iter().enumerate() {
-                if self.waiting + self.pulls.bytes() > OUTPUT_BYTES {
+                if self.has_too_much(self.pulls.bytes()) {
                     // They stay due; the next turn begins within the bound.
                     self.due.extend(&turn[index..]);
                     break;
@@ -320,6 +343,9 @@ impl Worker {
     fn take_requests(&mut self, number: usize) {
         let Some(Some(connection)) = self.connections.get_mut(number) else { return };
         connection.is_due = false;
+        if connection.session.linger.is_some() {
+            return self.discard(number);
+        }
         let shared = &*self.shared;
         let most_waiting = shared.options.max_reply_bytes;
         let tables = shared.catalog.tables();
@@ -348,9 +374,7 @@ impl Worker {
                     }
                     Err(error) => {
                         shared.metrics.malformed.inc();
-                        let text = error.to_string();
-                        session.output.write(session.protocol, |w| w.error("ERR", &text));
-                        session.is_ending = true;
+                        session.refuse("ERR", &error.to_string());
                         break;
                     }
                 };
@@ -376,16 +400,22 @@ impl Worker {
                 }
             }
             connection.is_held_up = is_whole;
-            if is_whole || !connection.is_readable || self.ends.is_some() {
+            let most = self.limits.frame_bytes;
+            let may_read = !is_whole || connection.reads_ahead(most, &shared.clients);
+            if !may_read || !connection.is_readable || self.ends.is_some() {
                 break;
             }
             if bytes >= READ_BYTES {
                 is_again = true;
                 break;
             }
-            match connection.read(&mut self.buffers, self.limits.frame_bytes) {
+            match connection.read(&mut self.buffers, most) {
                 Ok(0) => break,
                 Ok(count) => bytes += count,
+                Err(_) if connection.stream.is_refused() => {
+                    connection.session.end_with_reason();
+                    break;
+                }
                 Err(_) => {
                     connection.session.is_ending = true;
                     connection.is_writable = false;
@@ -405,6 +435,13 @@ impl Worker {
         }
     }
 
+    /// Reads what a client still sends that was refused.
+    fn discard(&mut self, number: usize) {
+        let Some(Some(connection)) = self.connections.get_mut(number) else { return };
+        let bytes = connection.discard(&mut self.buffers, READ_BYTES);
+        self.shared.metrics.bytes_in.inc_by(bytes as u64);
+    }
+
     /// Reads the rows that were asked for, and writes the replies, which are to be sent before
     /// anything else is done: rows may be lent to them.
     fn read_rows(&mut self) {
@@ -419,7 +456,8 @@ impl Worker {
                 give(&mut connection.session.output);
             }
         });
-        let Delivered { missing, failed, lent } = delivered;
+        let Delivered { looked, missing, failed, lent } = delivered;
+        self.shared.metrics.keys_found.inc_by(looked - missing);
         self.shared.metrics.rows_missing.inc_by(missing);
         self.shared.metrics.refused.inc_by(failed);
         self.shared.metrics.lent_pulls.inc_by(lent);
@@ -435,21 +473,31 @@ impl Worker {
         self.shared.metrics.bytes_out.inc_by(sent.unwrap_or(0) as u64);
         self.count(number);
         let Some(Some(connection)) = self.connections.get_mut(number) else { return };
+        connection.end_refused();
         let is_stopping = self.ends.is_some();
         if is_broken || connection.is_over(is_stopping) {
             return self.end(number);
         }
         let is_read = connection.is_readable && !is_stopping;
-        if (connection.is_held_up || is_read) && connection.takes_requests(most_waiting) {
+        let is_refused = connection.session.linger.is_some();
+        let is_taken = connection.takes_requests(most_waiting);
+        if ((connection.is_held_up || is_read) && is_taken) || (is_read && is_refused) {
             self.make_due(number);
         }
     }
 
-    /// Counts the memory of a connection's replies anew.
+    /// Counts the memory of a connection's requests and replies anew.
     fn count(&mut self, number: usize) {
         let Some(Some(connection)) = self.connections.get_mut(number) else { return };
-        let held = connection.session.output.memory_bytes();
-        self.waiting = self.waiting + held - std::mem::replace(&mut connection.counted, held);
+        let held = connection.memory_bytes();
+        let before = std::mem::replace(&mut connection.counted, held);
+        self.waiting = self.waiting + held - before;
+        self.shared.clients.count(before, held);
+    }
+
+    /// Whether this thread's connections have to take less memory than they and `coming` do.
+    fn has_too_much(&self, coming: usize) -> bool {
+        self.shared.clients.is_too_much(self.waiting, coming, self.shared.options.threads)
     }
 
     /// Ends a connection, whatever is under way on it.
@@ -467,8 +515,8 @@ impl Worker {
             let _ = self.shared.store.clear_announced();
         }
         self.waiting -= connection.counted;
+        self.shared.clients.count(connection.counted, 0);
         self.free.push(number);
-        self.forget_one();
     }
 
     /// Ends connections that have been silent for too long.
@@ -481,22 +529,54 @@ impl Worker {
         for number in 0..self.connections.len() {
             let Some(connection) = &mut self.connections[number] else { continue };
             let silent = connection.last_active.elapsed();
+            if connection.session.linger.as_ref().is_some_and(Linger::is_over) {
+                self.end(number);
+                continue;
+            }
             let is_idle = !connection.session.has_job && idle.is_some_and(|idle| silent >= idle);
             if is_idle || connection.is_stalled(stall) {
                 self.shared.metrics.timed_out.inc();
-                self.end(number);
+                if connection.is_stuck() {
+                    connection.refuse(&not_taken(&self.shared.options));
+                    self.make_due(number);
+                } else {
+                    self.end(number);
+                }
             }
+        }
+        self.close_greediest();
+        self.release_idle();
+        self.shared.rates.read(&self.shared.metrics);
+        self.shared.clients.trim();
+    }
+
+    /// Gives up memory that is kept for the next requests, where none came for some sweeps.
+    fn release_idle(&mut self) {
+        let now = self.shared.metrics.requests();
+        self.quiet = if now == self.requests_seen { self.quiet + 1 } else { 0 };
+        self.requests_seen = now;
+        if self.quiet == QUIET_SWEEPS {
+            self.pulls.release_idle();
+            self.buffers = Buffers::default();
         }
     }
 
-    /// Keeps the replies that wait within bounds.
+    /// Keeps the memory of requests and replies within its bound: of who has most of it. One that
+    /// was sending is told why.
     fn close_greediest(&mut self) {
-        while self.waiting > OUTPUT_BYTES {
+        while self.has_too_much(0) {
             let counted = |c: &Option<Connection>| c.as_ref().map_or(0, |c| c.counted);
             let numbers = 0..self.connections.len();
             let Some(most) = numbers.max_by_key(|n| counted(&self.connections[*n])) else { return };
             self.shared.metrics.overflowed.inc();
-            self.end(most);
+            match &mut self.connections[most] {
+                Some(connection) if connection.is_mostly_input() && !connection.has_lent() => {
+                    connection.refuse(&too_much(&self.shared.options));
+                    self.count(most);
+                    self.make_due(most);
+                }
+                _ => self.end(most),
+            }
         }
     }
 

@@ -177,7 +177,7 @@ fn bad_requests_get_errors_that_name_what_is_wrong_and_the_next_one_is_served() 
         ("GET", "ERR wrong number of arguments for 'GET': 0, expected 1"),
         ("GET user", "expected table:key"),
         ("GET user:x", "'x' is no key"),
-        ("GET user:1000", "KEYRANGE key 1000 of table 'user', expected 0 to 999"),
+        ("EMB.PULL user 1000", "KEYRANGE key 1000 of table 'user', expected 0 to 999"),
         ("EMB.PULL user 1 2 3 4 5 6 7 8 9", "9 keys, expected at most 8"),
         ("EMB.PULL user 1 2 3 4 5 6 7 8", "a reply of 172 bytes, expected at most 100"),
         ("EMB.PULL nobody 1", "NOTFOUND no table 'nobody'"),
@@ -478,7 +478,7 @@ fn what_tools_ask_for_is_answered() {
     assert_eq!(client.say("CLIENT SETNAME me"), ok());
     assert_eq!(client.say("CLIENT GETNAME"), Reply::Bulk(b"me".to_vec()));
     let info = client.say("INFO server");
-    assert!(String::from_utf8_lossy(info.bulk()).starts_with("# Server\r\nembedrock_version:"));
+    assert!(String::from_utf8_lossy(info.bulk()).starts_with("# Server\r\nredis_version:"));
     let Reply::Array(tables) = client.say("EMB.TABLES") else { panic!("no tables") };
     assert_eq!(tables.len(), 2);
     assert_eq!(client.call(&[b"EMB.LOOKAHEAD", b"item", &packed(&[2, 4])]), ok());

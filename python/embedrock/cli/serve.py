@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,7 +34,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
             "It reads, and follows the commits of a trainer; with --writable it is the store's one "
             "writer, takes rows and gradients, and commits on a timer and when it stops. Other "
             "machines reach it only with a password and TLS. Ctrl-C or SIGTERM stops it: requests "
-            "that came are answered first."
+            "that came are answered first. SIGHUP has it read its certificate, password and map "
+            "again, and never ends it."
         ),
         epilog=(
             "example: embedrock serve my.store --listen 127.0.0.1:6380\n"
@@ -89,7 +91,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--cluster",
         type=Path,
         metavar="MAP",
-        help="share the keys with other servers: which has what, .toml or .json; SIGHUP rereads it",
+        help="share the keys with other servers: which has what, .toml or .json",
     )
     command.add_argument(
         "--cluster-node", metavar="ID", help="which node of MAP this is (the one that listens here)"
@@ -114,6 +116,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
         choices=("auto", "copy", "vectored", "zerocopy"),
         default="auto",
         help="how rows get into sockets; auto measures it at the start (auto)",
+    )
+    command.add_argument(
+        "--verbose", action="store_true", help="say at the start how rows will get into sockets"
     )
     limits = command.add_argument_group("limits")
     limits.add_argument(
@@ -141,6 +146,13 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="size of a reply, and of all that a client has not taken (64MiB)",
     )
     limits.add_argument(
+        "--client-memory",
+        type=output.parse_bytes,
+        metavar="B",
+        help="requests and replies of all clients together, beside --memory; past it the client "
+        "with most of them is cut off (four times --max-reply-bytes)",
+    )
+    limits.add_argument(
         "--idle",
         type=_seconds,
         default=3600.0,
@@ -155,6 +167,14 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="the same amid a request or its reply, also where less than 1 KiB a second comes or "
         "goes, and before the password (60s)",
     )
+    limits.add_argument(
+        "--tcp-keepalive",
+        type=_seconds,
+        default=300.0,
+        metavar="TIME",
+        help="silence after which the system asks a client's machine whether it is there, and "
+        "whose connection ends where it is not; 0: never (300s)",
+    )
     command.set_defaults(run=run)
     return command
 
@@ -163,6 +183,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serves until a signal comes."""
     from embedrock import _core
     from embedrock.store.opening import open_part
+    from embedrock.store.parts import part_of
 
     output.refuse_missing_store(arguments.store)
     if (arguments.tls_cert is None) != (arguments.tls_key is None):
@@ -180,8 +201,7 @@ def run(arguments: argparse.Namespace) -> int:
     handlers = {
         number: signal.signal(number, _setter(stop)) for number in (signal.SIGINT, signal.SIGTERM)
     }
-    if cluster is not None:
-        handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, _setter(reread))
+    handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, _setter(reread))
     try:
         with open_part(
             arguments.store,
@@ -192,8 +212,10 @@ def run(arguments: argparse.Namespace) -> int:
             cold_directory=arguments.cold_directory,
             pmem_path=arguments.pmem_path,
         ) as store:
-            if cluster is None:
-                _refuse_part(store)
+            buckets = part_of(store)
+            if cluster is None and buckets is not None:
+                _refuse_part(store, buckets)
+            made_with = _made_with(store) if buckets is None else (buckets, False)
             if arguments.warm:
                 store.warm()
             _tell_of_regions(store)
@@ -209,18 +231,21 @@ def run(arguments: argparse.Namespace) -> int:
                 max_keys=arguments.max_keys,
                 max_request_bytes=arguments.max_request_bytes,
                 max_reply_bytes=arguments.max_reply_bytes,
+                client_memory=arguments.client_memory,
+                tcp_keepalive=arguments.tcp_keepalive,
                 idle=arguments.idle,
                 stall=arguments.stall,
                 commit_every=arguments.commit_every,
                 refresh_every=arguments.refresh_every,
                 gather=arguments.gather,
+                buckets=made_with,
             )
             try:
                 _tell(arguments, server)
                 while not stop.wait(_LOOK_S) and server.is_running():
                     if reread.is_set():
                         reread.clear()
-                        _reload(server)
+                        _reread(arguments, server)
                 _say("embedrock: stopping")
             finally:
                 server.stop()
@@ -230,20 +255,27 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_part(store: Any) -> None:
+def _made_with(store: Any) -> tuple[str, bool] | None:
+    """The buckets that a copy was made with, and whether it has changed since; None for all."""
+    from embedrock.store.copied import copied_from, last_facts
+
+    note = copied_from(store)
+    if note is None or note.buckets is None:
+        return None
+    return note.buckets, last_facts(store) != note.copy
+
+
+def _refuse_part(store: Any, buckets: str) -> None:
     """Refuses the store of one rank by itself: clients would get initial rows of others' keys."""
     from embedrock._ranks import BUCKETS
-    from embedrock.store.parts import part_of
 
-    buckets = part_of(store)
-    if buckets is not None:
-        raise MisuseError(
-            f"{store.path} is the store of one rank, with the buckets {buckets} of {BUCKETS:,}: by "
-            f"itself it would answer initial rows for keys in others. Serve the stores of all "
-            f'ranks with --cluster MAP, in which this server has buckets = "{buckets}" '
-            f"(docs/how-to/cluster.md), or one store that is made of them: embedrock reshard "
-            f"{store.path.parent} NEW --ranks 1"
-        )
+    raise MisuseError(
+        f"{store.path} is the store of one rank, with the buckets {buckets} of {BUCKETS:,}: by "
+        f"itself it would answer initial rows for keys in others. Serve the stores of all "
+        f'ranks with --cluster MAP, in which this server has buckets = "{buckets}" '
+        f"(docs/how-to/cluster.md), or one store that is made of them: embedrock reshard "
+        f"{store.path.parent} NEW --ranks 1"
+    )
 
 
 def _tell_of_regions(store: Any) -> None:
@@ -263,13 +295,32 @@ def _setter(stop: threading.Event) -> Any:
     return handle
 
 
-def _reload(server: Any) -> None:
-    """Reads the map again, and says how that went: a bad one changes nothing."""
-    try:
-        server.reload_map()
-        _say("embedrock: the map of the cluster was read again")
-    except EmbedrockError as error:
-        _say(f"embedrock: the map of the cluster stays the one before: {error}")
+def _reread(arguments: argparse.Namespace, server: Any) -> None:
+    """Reads again what may change while it runs, and says how that went: a bad file changes
+    nothing."""
+    parts: list[tuple[str, Callable[[], object]]] = []
+    if arguments.tls_cert is not None:
+        parts.append(("certificate", server.reload_certificate))
+    if arguments.password_file is not None:
+        parts.append(("password", lambda: server.set_password(_password(arguments.password_file))))
+    if arguments.cluster is not None:
+        parts.append(("map of the cluster", server.reload_map))
+    for what, read in parts:
+        try:
+            read()
+            _say(f"embedrock: the {what} was read again")
+        except (EmbedrockError, OSError) as error:
+            _say(f"embedrock: the {what} stays the one before: {error}")
+    if not parts:
+        _say("embedrock: SIGHUP: this server has no certificate, password or map to read again")
+    _warn(server)
+
+
+def _warn(server: Any) -> None:
+    """Says what whoever runs the server should know."""
+    warning = server.warning()
+    if warning is not None:
+        _say(f"embedrock: warning: {warning}")
 
 
 def _connections(wanted: int) -> int:
@@ -309,14 +360,9 @@ def _open_files() -> int:
 
 def _say(text: str) -> None:
     """Tells whoever reads standard error; that nobody does is no failure of the server."""
-    try:
-        print(text, file=sys.stderr, flush=True)
-    except OSError:
-        # The text is in a buffer still, and would fail the end of the process.
-        with contextlib.suppress(OSError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stderr.fileno())
-            os.close(nowhere)
+    from embedrock.report.progress import tell
+
+    tell(sys.stderr, f"{text}\n")
 
 
 def _tell(arguments: argparse.Namespace, server: Any) -> None:
@@ -327,7 +373,9 @@ def _tell(arguments: argparse.Namespace, server: Any) -> None:
     metrics = server.metrics_address()
     if metrics is not None:
         print(f"status page at http://{metrics}/, metrics at http://{metrics}/metrics", flush=True)
-    _say(f"embedrock: gather {arguments.gather}: {server.gather()}")
+    if arguments.verbose:
+        _say(f"embedrock: bytes of a row, and how such rows get into sockets: {server.gather()}")
+    _warn(server)
 
 
 def _password(path: Path | None) -> str | None:

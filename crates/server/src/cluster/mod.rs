@@ -58,6 +58,7 @@ impl Cluster {
             Some(id) => named(&map, id, &options)?,
             None => listening(&map, listens, &options)?,
         };
+        check_buckets(&map.nodes[me], &options, options.has_changed)?;
         let view = RwLock::new(Arc::new(View { map, me, epoch: 1 }));
         Ok(Self { options, view, reloading: Mutex::default() })
     }
@@ -67,14 +68,16 @@ impl Cluster {
         self.view.read().clone()
     }
 
-    /// Reads the map again. This server stays the node that it is, by its id. Returns how many maps
-    /// there were. *Errors*: as [`open`](Self::open); the map stays the one before.
+    /// Reads the map again. This server stays the node that it is, by its id. It may get buckets
+    /// whose rows are still to come. Returns how many maps there were. *Errors*: as
+    /// [`open`](Self::open); the map stays the one before.
     pub(crate) fn reload(&self) -> Result<u64> {
         // One at a time from the reading on, so that an older map never follows a newer one.
         let _one = self.reloading.lock();
         let map = Map::read(&self.options.map)?;
         let mut view = self.view.write();
         let me = named(&map, &view.map.nodes[view.me].id, &self.options)?;
+        check_buckets(&map.nodes[me], &self.options, true)?;
         let epoch = view.epoch + 1;
         *view = Arc::new(View { map, me, epoch });
         Ok(epoch)
@@ -87,6 +90,26 @@ fn named(map: &Map, id: &str, options: &ClusterOptions) -> Result<usize> {
         let message = format!("{path} has no node '{id}', which this server is; it has {ids}");
         Error::new(ErrorKind::Misuse, message)
     })
+}
+
+/// Refuses a map that gives a server buckets of which its store has no rows: it would answer
+/// initial rows for their keys. One that has changed may have got some; then it has to have any.
+fn check_buckets(node: &Node, options: &ClusterOptions, has_changed: bool) -> Result<()> {
+    let Some(stored) = &options.buckets else { return Ok(()) };
+    let is_stored = |bucket: &u16| stored.contains(*bucket);
+    let Some(lacking) = node.buckets.iter().find(|bucket| !is_stored(bucket)) else {
+        return Ok(());
+    };
+    if has_changed && node.buckets.iter().any(|bucket| is_stored(&bucket)) {
+        return Ok(());
+    }
+    let (path, id, given) = (options.map.display(), &node.id, &node.buckets);
+    let message = format!(
+        "{path} gives this server, node '{id}', the buckets {given}, and its store was made \
+         with {stored}: for keys of bucket {lacking} it would answer initial rows; serve the store \
+         of those buckets, or correct the map"
+    );
+    Err(Error::new(ErrorKind::Misuse, message))
 }
 
 /// The node whose address a server listens at.

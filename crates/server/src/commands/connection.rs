@@ -97,7 +97,9 @@ pub(super) fn auth(call: &mut Call<'_>) -> Outcome {
 
 /// Lets the connection in that has given the password. The only user is `default`.
 fn log_in(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Outcome {
-    let Some(expected) = &call.shared.options.password else {
+    let shared = call.shared;
+    let held = shared.password.read();
+    let Some(expected) = &*held else {
         return Err(Refusal::new("AUTH came, but this server has no password: connect without"));
     };
     if user == b"default" && are_equal(password, expected.as_bytes()) {
@@ -106,7 +108,9 @@ fn log_in(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Outcome {
     }
     call.shared.metrics.wrong_passwords.inc();
     call.session.failures += 1;
-    call.session.is_ending = call.session.failures >= FAILURES_MAX;
+    if call.session.failures >= FAILURES_MAX {
+        call.session.end_with_reason();
+    }
     Err(Refusal::coded("WRONGPASS", "invalid username-password pair; the user is 'default'"))
 }
 
@@ -120,6 +124,17 @@ fn are_equal(given: &[u8], expected: &[u8]) -> bool {
     };
     let equal = padded(given).ct_eq(&padded(expected)) & given.len().ct_eq(&expected.len());
     equal.into()
+}
+
+/// `ROLE`: every server is the primary of its keys, and none has replicas.
+pub(super) fn role(call: &mut Call<'_>) -> Outcome {
+    call.reply(|writer| {
+        writer.array(3);
+        writer.bulk(b"master");
+        writer.integer(0);
+        writer.array(0);
+    });
+    Ok(())
 }
 
 /// `SELECT 0`

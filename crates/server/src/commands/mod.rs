@@ -2,12 +2,14 @@
 
 mod arguments;
 mod cluster;
+mod config;
 mod connection;
 mod create;
 mod info;
 mod moves;
 mod multi;
 mod reads;
+mod report;
 mod routing;
 mod writes;
 
@@ -87,10 +89,11 @@ commands! {
     "HELLO", -1, OPEN, NO_KEYS, connection::hello;
     "AUTH", -2, OPEN, NO_KEYS, connection::auth;
     "SELECT", 2, PLAIN, NO_KEYS, connection::select;
-    "INFO", -1, PLAIN, NO_KEYS, info::info;
+    "INFO", -1, PLAIN, NO_KEYS, report::info;
+    "ROLE", 1, PLAIN, NO_KEYS, connection::role;
     "COMMAND", -1, PLAIN, NO_KEYS, info::command;
     "CLIENT", -2, PLAIN, NO_KEYS, connection::client;
-    "CONFIG", -2, ADMIN, NO_KEYS, info::config;
+    "CONFIG", -2, ADMIN, NO_KEYS, config::config;
     "QUIT", -1, OPEN, NO_KEYS, connection::quit;
     "RESET", 1, OPEN, NO_KEYS, connection::reset;
     "MULTI", 1, PLAIN, NO_KEYS, multi::multi;

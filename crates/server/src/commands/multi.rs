@@ -13,7 +13,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// All queues of a server take at most so many times what one may take.
+/// All queues of a server take at most so many times what one may take, and no more than requests
+/// and replies of all connections may.
 const QUEUES: usize = 16;
 
 /// Memory of all queues of a server. Relaxed: it orders nothing.
@@ -83,12 +84,13 @@ impl Queue {
                 "more than {most} bytes between MULTI and EXEC; send them in parts"
             )));
         }
-        let most = most.saturating_mul(QUEUES);
+        let most = most.saturating_mul(QUEUES).min(options.client_memory());
         if !self.part.grow(bytes, most) {
             return Err(Refusal::new(format!(
                 "more than {most} bytes between MULTI and EXEC of all connections ({QUEUES} times \
-                 --max-request-bytes); try again when others have sent EXEC, send the requests \
-                 without MULTI, or start the server with a larger --max-request-bytes"
+                 --max-request-bytes, and at most --client-memory); try again when others have \
+                 sent EXEC, send the requests without MULTI, or start the server with a larger \
+                 --max-request-bytes"
             )));
         }
         Ok(())

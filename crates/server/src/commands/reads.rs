@@ -5,7 +5,7 @@ use super::routing::{Named, OneSlot};
 use super::{Call, Outcome};
 use crate::catalog::Table;
 use crate::hot::KEYS_MAX;
-use crate::pulls::{Asking, Form, HEADER_BYTES};
+use crate::pulls::{Asking, Form, HEADER_BYTES, NO_ROW};
 use crate::refusal::Refusal;
 
 /// Bytes around a row in an array of rows.
@@ -31,9 +31,15 @@ pub(super) fn pull_packed(call: &mut Call<'_>) -> Outcome {
     ask(call, Form::Pull, named, |asking| packed_keys(keys, asking.keys()))
 }
 
-/// `GET table:key`
+/// `GET table:key`. A key that the table cannot have has no row, as for any client of Redis.
 pub(super) fn get(call: &mut Call<'_>) -> Outcome {
     let (named, key) = Named::find_key(call.tables, call.cluster, call.argument(1)?)?;
+    if !named.table.has_id(key) {
+        call.shared.metrics.rows_read.inc();
+        call.shared.metrics.rows_missing.inc();
+        call.reply(|writer| writer.null());
+        return Ok(());
+    }
     ask(call, Form::Value, named, |asking| {
         asking.keys().push(key);
         Ok(())
@@ -87,7 +93,10 @@ pub(super) fn mget(call: &mut Call<'_>) -> Outcome {
         let (table, key) = (named.table, key(digits)?);
         slot.check(cluster, named.bucket)?;
         named.check_key(cluster, text, key)?;
-        check_keys(table, &[key])?;
+        if !table.has_id(key) {
+            order.push(NO_ROW);
+            return Ok(());
+        }
         bytes += table.row_bytes() + AROUND_ROW;
         if first.get_or_insert(table).id == table.id {
             order.push((0, asking.count() as u32));
@@ -121,6 +130,9 @@ pub(super) fn mget(call: &mut Call<'_>) -> Outcome {
     if let Some(table) = first {
         asking.end_part(table);
     }
+    let beyond = order.iter().filter(|place| **place == NO_ROW).count() as u64;
+    call.shared.metrics.rows_read.inc_by(beyond);
+    call.shared.metrics.rows_missing.inc_by(beyond);
     for (table, keys) in &others {
         asking.keys().extend(keys);
         asking.end_part(table);

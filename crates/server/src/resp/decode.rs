@@ -1,10 +1,11 @@
 //! Requests from the bytes of a connection, as they arrive.
 //!
 //! A request is an array of bulk strings, or one line of words ("inline"). The decoder goes on
-//! where it stopped, so bytes that trickle in are looked at once. It copies nothing: arguments are
-//! ranges of the caller's buffer. It allocates for arguments that are there, never for what a
-//! length says.
+//! where it stopped, so bytes that trickle in are looked at once. It copies nothing but words
+//! between quotation marks: other arguments are ranges of the caller's buffer. It allocates for
+//! arguments that are there, never for what a length says.
 
+use super::words::split_quoted;
 use crate::stream::HANDSHAKE;
 use std::fmt;
 use std::ops::Range;
@@ -62,6 +63,8 @@ pub(crate) struct Decoder {
     /// Arguments to come.
     left: usize,
     arguments: Vec<Range<u32>>,
+    /// The words of a line with quotation marks, which its arguments lie in, if there are such.
+    words: Option<Vec<u8>>,
 }
 
 impl Decoder {
@@ -77,6 +80,7 @@ impl Decoder {
         if self.state == State::Begin {
             let Some(first) = bytes.first() else { return Ok(None) };
             self.arguments.clear();
+            self.words = None;
             (self.decoded, self.searched) = (0, 0);
             if *first == HANDSHAKE {
                 return Err(ProtocolError(
@@ -127,18 +131,19 @@ impl Decoder {
 
     /// The arguments of the request that was decoded last, in the bytes that it was decoded from.
     pub(crate) fn arguments<'a>(&'a self, bytes: &'a [u8]) -> Arguments<'a> {
-        Arguments { bytes, ranges: &self.arguments }
+        Arguments { bytes: self.words.as_deref().unwrap_or(bytes), ranges: &self.arguments }
     }
 
     /// The memory that arguments take.
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.arguments.capacity() * size_of::<Range<u32>>()
+        let words = self.words.as_ref().map_or(0, Vec::capacity);
+        self.arguments.capacity() * size_of::<Range<u32>>() + words
     }
 
     /// Gives back what a large request has taken.
     pub(crate) fn shrink(&mut self) {
         if self.state == State::Begin {
-            self.arguments = Vec::new();
+            (self.arguments, self.words) = (Vec::new(), None);
         }
     }
 
@@ -209,6 +214,14 @@ impl Decoder {
         line: Range<usize>,
         limits: &Limits,
     ) -> Result<(), ProtocolError> {
+        if bytes[line.clone()].iter().any(|byte| matches!(byte, b'"' | b'\'')) {
+            let (words, most) = (self.words.insert(Vec::new()), limits.arguments);
+            return match split_quoted(&bytes[line], words, &mut self.arguments, most) {
+                Some(true) => Ok(()),
+                Some(false) => Err(ProtocolError("unbalanced quotes in request".to_owned())),
+                None => Err(too_many(&(most + 1), limits)),
+            };
+        }
         let mut at = line.start;
         for word in bytes[line].split(|byte| byte.is_ascii_whitespace()) {
             if !word.is_empty() {

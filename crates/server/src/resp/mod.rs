@@ -6,6 +6,7 @@ mod decode;
 mod encode;
 #[cfg(test)]
 mod tests;
+mod words;
 
 pub(crate) use decode::{Arguments, Decoder, Limits};
 pub(crate) use encode::{Protocol, Writer};

@@ -4,6 +4,7 @@ use super::history::Columns;
 use crate::commands::COMMANDS;
 use crate::shared::Shared;
 use crate::timer::Done;
+use crate::tls::Tls;
 use embedrock_core::io::{DeviceCurve, IoKind};
 use embedrock_core::store::{MemoryUse, WrittenBytes};
 use embedrock_core::{Stats, TableInfo, Uncommitted};
@@ -22,6 +23,8 @@ pub(super) struct Document<'a> {
     server: Server,
     /// Why the server does not do all that it should.
     problem: Option<String>,
+    /// What whoever runs the server should know: that its certificate is about to expire.
+    warning: Option<String>,
     connections: Connections,
     requests: Requests,
     rows: Rows,
@@ -40,6 +43,11 @@ struct Server {
     /// Whether it stays at its commit, instead of following the newest.
     pinned: bool,
     threads: usize,
+    /// How rows get into sockets: what was asked for, and what is done.
+    gather: &'static str,
+    gather_modes: String,
+    /// When the certificate expires, if there is one that says so.
+    certificate_end_unix_s: Option<i64>,
     process_id: u32,
     uptime_s: f64,
 }
@@ -54,6 +62,9 @@ struct Connections {
     timed_out: u64,
     overflowed: u64,
     wrong_passwords: u64,
+    /// Requests and replies in memory, and the bound of it.
+    memory_bytes: usize,
+    memory_bytes_max: usize,
 }
 
 #[derive(Serialize)]
@@ -161,6 +172,7 @@ impl<'a> Document<'a> {
         history: Columns,
     ) -> Self {
         let (options, metrics) = (&shared.options, &shared.metrics);
+        let validity = shared.tls.as_ref().and_then(Tls::validity);
         let by_command = COMMANDS.iter().zip(&metrics.commands);
         let by_command = by_command.map(|(command, counter)| (command.name, counter.get()));
         Self {
@@ -172,12 +184,16 @@ impl<'a> Document<'a> {
                 writable: shared.is_writable(),
                 pinned: shared.is_pinned.load(Ordering::Relaxed),
                 threads: options.threads,
+                gather: options.gather.name(),
+                gather_modes: shared.plan.to_string(),
+                certificate_end_unix_s: validity.map(|validity| validity.end_unix_s),
                 process_id: std::process::id(),
                 uptime_s: shared.begun.elapsed().as_secs_f64(),
             },
             problem,
+            warning: shared.warning(),
             connections: Connections {
-                open: shared.connections.load(Ordering::Relaxed),
+                open: shared.clients.open(),
                 max: options.max_connections,
                 accepted: metrics.accepted.get(),
                 rejected: metrics.rejected.get(),
@@ -185,6 +201,8 @@ impl<'a> Document<'a> {
                 timed_out: metrics.timed_out.get(),
                 overflowed: metrics.overflowed.get(),
                 wrong_passwords: metrics.wrong_passwords.get(),
+                memory_bytes: shared.clients.bytes(),
+                memory_bytes_max: shared.clients.bytes_max(),
             },
             requests: Requests {
                 all: metrics.requests(),
