@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -402,6 +403,44 @@ def test_damage_there_and_here_is_named_and_never_returned(
         embedrock.open(tmp_path / "t", "8MiB")
     objects.pull(url, tmp_path / "t", number=1)
     assert embedrock.check(tmp_path / "t")["problems"] == []
+
+
+@pytest.mark.parametrize("what", ["moved", "removed", "lock"])
+def test_a_pull_whose_folder_is_replaced_touches_nothing_in_its_place(
+    tmp_path: Path, url: str, what: str
+) -> None:
+    # Files were found by path: a store that had come there while the pull went on was overwritten.
+    with made(tmp_path / "s") as store:
+        train(store, 1)
+        commit(store, 1)
+        objects.push(store, url)
+    place, files = tmp_path / "t", dict[str, bytes]()
+
+    def replace(_done: int, _all: int) -> None:
+        if files:
+            return
+        if what == "lock":
+            (place / "lock").unlink()
+            (place / "lock").touch()
+            files["none"] = b""
+            return
+        if what == "moved":
+            place.rename(tmp_path / "away")
+        else:
+            shutil.rmtree(place)
+        with made(place) as other:
+            train(other, 7)
+            commit(other, 7)
+        files.update({one.name: one.read_bytes() for one in place.iterdir()})
+
+    refused = LockedError if what == "lock" else NotFoundError
+    with pytest.raises(refused, match="pull again"):
+        objects.pull(url, place, progress=replace)
+    if what != "lock":
+        assert {one.name: one.read_bytes() for one in place.iterdir()} == files
+        with embedrock.open(place, "16MiB", create=False) as other:
+            assert other.step == 7
+    objects.pull(url, tmp_path / "again")
 
 
 def test_what_cannot_be_pushed_or_pulled_is_refused_with_a_way_out(

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from embedrock import _core
 from embedrock._arguments import Progress
-from embedrock._durable import sync
 from embedrock.errors import (
     CorruptError,
     FullError,
@@ -60,8 +59,9 @@ def pull_push(
     verifying: Progress | None,
 ) -> dict[str, Any]:
     """Makes a store of a push; ``progress`` is told bytes, and ``verifying`` pages."""
-    with _folder_to_fill(folder):
-        received = _Pull(remote, manifest, folder, workers, progress).run()
+    with _folder_to_fill(folder) as place:
+        received = _Pull(remote, manifest, place, workers, progress).run()
+        place.expect_ours()
         found = _core.finish_pull(folder, manifest.summary.sequence, verifying)
     summary = manifest.summary
     return {
@@ -143,23 +143,69 @@ def _of_step(remote: Remote, manifest: Manifest, step: int | None) -> Manifest:
     return manifest
 
 
+class _Place:
+    """An open folder that is being filled, under the lock of the one writer of a store. Its files
+    are found by its descriptor: whatever comes to its path meanwhile is not touched."""
+
+    def __init__(self, path: Path, descriptor: int, lock: int) -> None:
+        self.path, self.descriptor, self._lock = path, descriptor, lock
+
+    def open(self, name: str, flags: int) -> int:
+        """A descriptor of one of its files."""
+        return os.open(name, flags, 0o644, dir_fd=self.descriptor)
+
+    def names(self) -> list[str]:
+        """What is in it."""
+        return os.listdir(self.descriptor)
+
+    def expect_ours(self) -> None:
+        """The path leads to this folder, and the lock file in it is the locked one.
+
+        Errors: ``NotFoundError`` and ``LockedError``, where somebody has moved or removed them.
+        """
+        own, locked = os.fstat(self.descriptor), os.fstat(self._lock)
+        with file_errors(self.path):
+            if not _is(own, self.path, None):
+                raise NotFoundError(
+                    f"{self.path} is not the folder any more that the pull has filled: that was "
+                    f"moved or removed, and what is there now was not touched; pull again"
+                )
+            if not _is(locked, _LOCK, self.descriptor):
+                raise LockedError(
+                    f"{self.path / _LOCK} was removed or replaced while the pull went on, and "
+                    f"somebody else may fill the folder; pull again, and never remove that file"
+                )
+
+
+def _is(one: os.stat_result, path: str | Path, folder: int | None) -> bool:
+    try:
+        other = os.stat(path, dir_fd=folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+
+
 @contextlib.contextmanager
-def _folder_to_fill(folder: Path) -> Iterator[None]:
+def _folder_to_fill(folder: Path) -> Iterator[_Place]:
     """A folder with the mark that it is no store, which nobody else fills."""
     _expect_no_store(folder)
-    with file_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
+    with contextlib.ExitStack() as opened:
+        with file_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            opened.callback(os.close, directory)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            lock = os.open(_LOCK, flags, 0o644, dir_fd=directory)
+            opened.callback(os.close, lock)
         take(lock, folder)
         # Another pull may have ended since.
         _expect_no_store(folder)
+        place = _Place(folder, directory, lock)
+        place.expect_ours()
         with file_errors(folder):
-            (folder / UNFINISHED).touch()
-            sync(folder)
-        yield
-    finally:
-        os.close(lock)
+            os.close(place.open(UNFINISHED, flags))
+            os.fsync(directory)
+        yield place
 
 
 def _expect_no_store(folder: Path) -> None:
@@ -206,8 +252,9 @@ def file_errors(path: Path) -> Iterator[None]:
 class _Target:
     """A file that is being filled. It is open from its first piece to its last."""
 
-    def __init__(self, file: PushedFile, path: Path, *, was_there: bool) -> None:
-        self.file, self.path, self.was_there = file, path, was_there
+    def __init__(self, file: PushedFile, place: _Place, *, was_there: bool) -> None:
+        self.file, self.was_there = file, was_there
+        self.path, self._place = place.path / file.name, place
         self._left = len(file.pieces)
         self._descriptor: int | None = None
         self._lock = threading.Lock()
@@ -217,7 +264,7 @@ class _Target:
         with self._lock:
             if self._descriptor is None:
                 with file_errors(self.path):
-                    self._descriptor = os.open(self.path, _OPEN)
+                    self._descriptor = self._place.open(self.file.name, _OPEN)
             return self._descriptor
 
     def done(self) -> None:
@@ -250,11 +297,11 @@ class _Pull:
         self,
         remote: Remote,
         manifest: Manifest,
-        folder: Path,
+        place: _Place,
         workers: int,
         progress: Progress | None,
     ) -> None:
-        self._remote, self._manifest, self._folder = remote, manifest, folder
+        self._remote, self._manifest, self._place = remote, manifest, place
         self._workers, self._progress = workers, progress
 
     def run(self) -> int:
@@ -279,50 +326,55 @@ class _Pull:
         finally:
             for target in targets:
                 target.close()
+        self._place.expect_ours()
         self._write_note()
-        with file_errors(self._folder / _HEAD):
-            (self._folder / _HEAD).write_bytes(bytes.fromhex(self._manifest.summary.head))
-            sync(self._folder / _HEAD)
-            sync(self._folder)
+        with file_errors(self._place.path / _HEAD):
+            head = self._place.open(_HEAD, _OPEN | os.O_CREAT | os.O_TRUNC)
+            with os.fdopen(head, "wb") as file:
+                file.write(bytes.fromhex(self._manifest.summary.head))
+                file.flush()
+                os.fsync(head)
+            os.fsync(self._place.descriptor)
         return received
 
     def _write_note(self) -> None:
         """What tells followers of which store this is a copy, as it was where it was pushed."""
         told = self._manifest.summary.copied
-        with file_errors(self._folder / NOTE), contextlib.suppress(FileNotFoundError):
-            os.unlink(self._folder / NOTE)
+        folder = self._place.path
+        with file_errors(folder / NOTE), contextlib.suppress(FileNotFoundError):
+            os.unlink(NOTE, dir_fd=self._place.descriptor)
         if told is not None:
             with contextlib.suppress(KeyError, TypeError, ValueError):
-                write_note(self._folder, Copied.of(told))
+                write_note(folder, Copied.of(told))
 
     def _remove_others(self, names: set[str]) -> None:
         """What another pull, or a copy, has left here."""
-        with file_errors(self._folder):
-            for name in os.listdir(self._folder):
+        place = self._place
+        place.expect_ours()
+        with file_errors(place.path):
+            for name in place.names():
                 if _OF_A_STORE.fullmatch(name) and name not in names:
-                    os.unlink(self._folder / name)
+                    os.unlink(name, dir_fd=place.descriptor)
 
     def _expect_room(self) -> None:
         """Refuses what the disk could not hold before anything is fetched."""
-        with file_errors(self._folder):
-            disk = os.statvfs(self._folder)
-            there = sum(
-                os.stat(self._folder / name).st_blocks * 512 for name in os.listdir(self._folder)
-            )
+        folder, place = self._place.path, self._place.descriptor
+        with file_errors(folder):
+            disk = os.statvfs(place)
+            there = sum(os.stat(name, dir_fd=place).st_blocks * 512 for name in os.listdir(place))
         needed = sum(size for file in self._manifest.files for _, size in file.room)
         free = disk.f_bavail * disk.f_frsize + there
         if needed > free:
             raise FullError(
-                f"{self._folder}: the commit takes {needed} bytes, and {free} are free on its "
+                f"{folder}: the commit takes {needed} bytes, and {free} are free on its "
                 f"disk; make room, or pull to another disk"
             )
 
     def _made(self, file: PushedFile) -> _Target:
         """The file with its length and room; one without pieces is durable then."""
-        path = self._folder / file.name
-        with file_errors(path):
-            was_there = path.exists()
-            descriptor = os.open(path, _OPEN | os.O_CREAT, 0o644)
+        with file_errors(self._place.path / file.name):
+            was_there = file.name in self._place.names()
+            descriptor = self._place.open(file.name, _OPEN | os.O_CREAT)
             try:
                 os.ftruncate(descriptor, file.bytes)
                 for offset, size in file.room:
@@ -331,7 +383,7 @@ class _Pull:
                     os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-        return _Target(file, path, was_there=was_there)
+        return _Target(file, self._place, was_there=was_there)
 
     def _bring(self, job: _Job) -> int:
         """Brings a piece to its place, unless it is there. Returns the bytes that came."""

@@ -76,7 +76,7 @@ class Handle:
         """The byte string that every commit has, where ranks commit together."""
         self._arguments: dict[str, Any] = {}
         """What a store that is open to write was opened with (``registry.py``)."""
-        self._place: tuple[int, int] | None = None
+        self._place: tuple[int, int, int, int] | None = None
         self._given_again = 0
         """How often ``open`` gave this handle out again, ``with`` blocks that ended apart."""
 
@@ -276,7 +276,7 @@ class Handle:
         """From now on every commit has the byte string of that name."""
         self._of_ranks = name
 
-    def _opened(self, arguments: dict[str, Any], place: tuple[int, int] | None) -> None:
+    def _opened(self, arguments: dict[str, Any], place: tuple[int, int, int, int] | None) -> None:
         """Notes what it was opened with, to write, and where."""
         self._arguments, self._place = arguments, place
 

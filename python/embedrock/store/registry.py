@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["close_all", "open_of", "open_once", "register"]
 
-Place = tuple[int, int]
+Place = tuple[int, int, int, int]
 _LOCK_FILE = "lock"
 """The file that a writer locks and keeps open (``docs/formats``): while it is, no other file has
 its number, and a directory that was removed and made again has another."""
@@ -121,12 +121,13 @@ def _open_here(directory: Path) -> Store | None:
 
 
 def _place_of(directory: Path) -> Place | None:
-    """What tells the locked file of a store from all others, by whatever path it was reached."""
+    """What tells the locked file of a store from all others, by whatever path it was reached. With
+    its folder: a backup of hard links has the same file."""
     try:
-        status = os.stat(directory / _LOCK_FILE)
+        status, folder = os.stat(directory / _LOCK_FILE), os.stat(directory)
     except OSError:
         return None
-    return status.st_dev, status.st_ino
+    return status.st_dev, status.st_ino, folder.st_dev, folder.st_ino
 
 
 def _refuse_other(store: Store, directory: Path, arguments: Mapping[str, Any]) -> None:
