@@ -13,6 +13,7 @@ mod exam;
 mod faults;
 mod judge;
 mod life;
+mod meddling;
 mod minimise;
 mod model;
 mod pins;

@@ -157,6 +157,7 @@ impl<'c> Life<'c> {
             self.arm();
             self.act()?;
             self.use_pins()?;
+            self.meddle()?;
             self.look_around()?;
         }
         self.random = Random::new(self.plan.seed, 3);
@@ -165,6 +166,12 @@ impl<'c> Life<'c> {
 
     pub(crate) fn store(&self) -> &Store {
         self.store.as_ref().expect("a store is open between operations")
+    }
+
+    /// The open store, for who opens another.
+    pub(crate) fn take_store(&mut self) -> Option<Store> {
+        self.announced.clear();
+        self.store.take()
     }
 
     /// Notes what is being done, for a failure.

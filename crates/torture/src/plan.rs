@@ -60,11 +60,13 @@ pub enum Habit {
     Tight,
     /// Pinned commits.
     Pins,
+    /// Folders that are replaced, and lock files that are removed.
+    Meddling,
 }
 
 impl Habit {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Back,
         Self::Readers,
         Self::Ahead,
@@ -73,6 +75,7 @@ impl Habit {
         Self::Bounds,
         Self::Tight,
         Self::Pins,
+        Self::Meddling,
     ];
 
     /// The name on the command line.
@@ -86,6 +89,7 @@ impl Habit {
             Self::Bounds => "bounds",
             Self::Tight => "tight",
             Self::Pins => "pins",
+            Self::Meddling => "meddling",
         }
     }
 }
@@ -366,6 +370,11 @@ impl Plan {
     /// The seed of initial rows.
     pub(crate) fn row_seed(&self) -> u64 {
         self.seed % 3
+    }
+
+    /// True for lives in which somebody meddles with the folder.
+    pub(crate) fn meddles(&self) -> bool {
+        self.has(Habit::Meddling) && Random::new(self.seed, 6).chance(1, 2)
     }
 
     /// True unless lives are to do without.

@@ -56,11 +56,15 @@ pub enum Event {
     ReadAhead,
     /// A store that was full again and again had to take something.
     Insisted,
+    /// Another folder came to the place of the store's.
+    FolderReplaced,
+    /// The lock file was removed, and another writer came.
+    LockRemoved,
 }
 
 impl Event {
     /// All of them.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 26] = [
         Self::Reopened,
         Self::Killed,
         Self::Crashed,
@@ -85,6 +89,8 @@ impl Event {
         Self::TableAdded,
         Self::ReadAhead,
         Self::Insisted,
+        Self::FolderReplaced,
+        Self::LockRemoved,
     ];
 
     /// The name in reports.
@@ -114,6 +120,8 @@ impl Event {
             Self::TableAdded => "table_added",
             Self::ReadAhead => "read_ahead",
             Self::Insisted => "insisted",
+            Self::FolderReplaced => "folder_replaced",
+            Self::LockRemoved => "lock_removed",
         }
     }
 }
