@@ -70,6 +70,8 @@ bugs! {
     OriginNotMoved = "origin_not_moved",
     /// The gradient of a key that occurs again is left out.
     DuplicateGradientLost = "duplicate_gradient_lost",
+    /// A writer does not look whether folder and lock file are those that it has opened.
+    FolderUnchecked = "folder_unchecked",
 }
 
 #[cfg(feature = "planted")]

@@ -77,11 +77,15 @@ impl Shared {
         !self.store.options().read_only
     }
 
-    /// What keeps the server from doing all that it should, as far as it knows without a look at
-    /// the store.
+    /// What keeps the server from doing all that it should, as far as it knows without reading the
+    /// store.
     pub(crate) fn problem(&self) -> Option<String> {
         if self.store.is_poisoned() {
             return Some("the store refuses writes and commits after an error".to_owned());
+        }
+        // That its folder is elsewhere, the next commit or refresh would tell.
+        if let Ok(Some(what)) = self.store.displaced() {
+            return Some(what);
         }
         self.timer_failure.lock().clone()
     }

@@ -12,6 +12,7 @@ use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+mod folders;
 mod locks;
 mod misuse;
 

@@ -8,23 +8,22 @@
 use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::path::Path;
 
 /// The limit is raised no further: programs that close all that they may have open would be slow.
 /// Two for each partition of an lsm with as many as there can be.
 const LIMIT_MOST: u64 = 1 << 17;
 
-/// Opens a file. The limit is raised where none is left, or the file has one of the upper half:
-/// the rest of the program needs some, too.
-pub(super) fn open(options: &fs::OpenOptions, path: &Path) -> io::Result<fs::File> {
-    match options.open(path) {
+/// Opens a file, by a call that may be repeated. The limit is raised where none is left, or the
+/// file has one of the upper half: the rest of the program needs some, too.
+pub(super) fn open(attempt: impl Fn() -> io::Result<fs::File>) -> io::Result<fs::File> {
+    match attempt() {
         Ok(file) => {
             if limit().is_some_and(|limit| file.as_raw_fd() as u64 >= limit.rlim_cur / 2) {
                 raise();
             }
             Ok(file)
         }
-        Err(error) if is_lack(&error) && raise() => options.open(path),
+        Err(error) if is_lack(&error) && raise() => attempt(),
         refused => refused,
     }
 }

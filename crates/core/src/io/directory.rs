@@ -8,12 +8,15 @@
 //! engine keeps to this by writing row pages through queues alone; a file's header is written and
 //! synced before its first row page. Files are never mapped.
 //!
+//! All names are looked up in the directory that was opened ([`Folder`]), whatever its path leads
+//! to by then.
+//!
 //! The back end is chosen once, when the medium is opened. A queue for which the kernel then has
 //! too little memory to lock does without: [`Medium::notes`] says what could not be had and why.
 
-#![expect(unsafe_code, reason = "fallocate, statvfs and statx have no safe wrapper in std")]
-
 use super::aligned::BufferPool;
+use super::direct::{self, ALIGNMENT_MIN};
+use super::folder::Folder;
 use super::kill::{Operation, Point};
 use super::pread::{PreadQueue, Workers};
 use super::request::{check_name, check_queue, short_file};
@@ -22,26 +25,23 @@ use super::{
     RegionFolders, descriptors, lock,
 };
 use crate::error::{Error, ErrorKind, Result, bail};
+use rustix::fs::OFlags;
+#[cfg(target_os = "linux")]
+use rustix::io::retry_on_intr;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Alignment of every direct I/O that a current disk and file system cannot refuse.
-const ALIGNMENT_MAX: usize = 4096;
-/// The unit of sectors, and the smallest row page.
-const ALIGNMENT_MIN: usize = 512;
 /// One write of the zero-filling fallback of `allocate`.
 static ZEROS: [u8; 65_536] = [0; 65_536];
 
 /// A directory of the operating system.
 #[derive(Debug)]
 pub struct DirectoryMedium {
-    path: PathBuf,
-    directory: fs::File,
+    folder: Arc<Folder>,
     choice: IoChoice,
     kind: IoKind,
     /// The alignment of direct requests; `None` where the file system refuses them.
@@ -83,13 +83,20 @@ impl DirectoryMedium {
         let what = || format!("open directory {}", path.display());
         // Absolute, so that a later change of the working directory does not move the store.
         let path = fs::canonicalize(path).map_err(|source| os_or_missing(what(), source))?;
-        let directory = fs::File::open(&path).map_err(|source| os_or_missing(what(), source))?;
-        if !directory.metadata().map_err(|source| Error::os(what(), source))?.is_dir() {
-            bail!(Misuse, "{} is no directory", path.display());
+        let folder = Folder::open(path).map_err(|source| os_or_missing(what(), source))?;
+        let metadata = folder.file().metadata().map_err(|source| Error::os(what(), source))?;
+        if !metadata.is_dir() {
+            bail!(Misuse, "{} is no directory", folder.path().display());
         }
         let mut notes = Vec::new();
         let kind = choose(choice, &mut notes)?;
-        let direct = match direct.then(|| probe_direct(&path)) {
+        let probe = || {
+            let failed = |source| {
+                os_or_missing(format!("try direct I/O in {}", folder.path().display()), source)
+            };
+            direct::probe(&folder).map_err(failed)
+        };
+        let direct = match direct.then(probe).transpose()? {
             Some(Ok(alignment)) => Some(alignment),
             Some(Err(reason)) => {
                 notes.push(format!("buffered instead of direct I/O: {reason}"));
@@ -98,8 +105,7 @@ impl DirectoryMedium {
             None => None,
         };
         Ok(Self {
-            path,
-            directory,
+            folder: Arc::new(folder),
             choice,
             kind,
             direct,
@@ -118,9 +124,9 @@ impl DirectoryMedium {
         Self { regions: folder, ..self }
     }
 
-    /// The absolute path.
+    /// The absolute path by which it was opened.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.folder.path()
     }
 
     /// A ring for `depth` requests, or for as many as the kernel gives; `None` when threads serve
@@ -154,7 +160,7 @@ impl DirectoryMedium {
     }
 
     fn what(&self, verb: &str, name: &str) -> String {
-        format!("{verb} {}", self.path.join(name).display())
+        format!("{verb} {}", self.path().join(name).display())
     }
 }
 
@@ -194,31 +200,24 @@ impl Medium for DirectoryMedium {
 
     fn open(&self, name: &str, mode: OpenMode) -> Result<Arc<dyn File>> {
         check_name(name)?;
-        let path = self.path.join(name);
-        let mut options = fs::OpenOptions::new();
-        options.read(true).write(mode != OpenMode::ReadOnly);
-        let mut first = options.clone();
-        first.create_new(mode == OpenMode::CreateNew);
-        let _point = (mode == OpenMode::CreateNew).then(|| Point::begin(Operation::Create));
-        let file = descriptors::open(&first, &path)
-            .map_err(|source| os_or_missing(self.what("open", name), source))?;
-        let direct = self.direct.and_then(|_| direct_twin(&path, &options, &file));
+        let failed = |source| os_or_missing(self.what("open", name), source);
+        let flags = if mode == OpenMode::ReadOnly { OFlags::RDONLY } else { OFlags::RDWR };
+        let creates = mode == OpenMode::CreateNew;
+        let first = if creates { flags | OFlags::CREATE | OFlags::EXCL } else { flags };
+        let _point = creates.then(|| Point::begin(Operation::Create));
+        let file = self.folder.open_file(name, first).map_err(failed)?;
+        let direct = match self.direct {
+            Some(_) => direct::twin(&self.folder, name, flags, &file).map_err(failed)?,
+            None => None,
+        };
         let lacking = Arc::clone(&self.lacking);
         Ok(Arc::new(DirectoryFile { name: name.to_owned(), file, direct, lacking }))
     }
 
     fn list(&self, prefix: &str) -> Result<Vec<String>> {
-        let what = || self.what("list", "");
-        let mut names = Vec::new();
-        for entry in fs::read_dir(&self.path).map_err(|source| Error::os(what(), source))? {
-            let entry = entry.map_err(|source| Error::os(what(), source))?;
-            let is_dir = entry.file_type().map_err(|source| Error::os(what(), source))?.is_dir();
-            if let (false, Ok(name)) = (is_dir, entry.file_name().into_string())
-                && name.starts_with(prefix)
-            {
-                names.push(name);
-            }
-        }
+        let names = self.folder.names();
+        let mut names = names.map_err(|source| Error::os(self.what("list", ""), source))?;
+        names.retain(|name| name.starts_with(prefix));
         names.sort_unstable();
         Ok(names)
     }
@@ -226,15 +225,15 @@ impl Medium for DirectoryMedium {
     fn remove(&self, name: &str) -> Result<()> {
         check_name(name)?;
         let _point = Point::begin(Operation::Remove);
-        fs::remove_file(self.path.join(name))
-            .map_err(|source| os_or_missing(self.what("remove", name), source))
+        let removed = self.folder.remove(name);
+        removed.map_err(|source| os_or_missing(self.what("remove", name), source))
     }
 
     fn link(&self, from: &str, to: &str) -> Result<bool> {
         check_name(from)?;
         check_name(to)?;
         let _point = Point::begin(Operation::Create);
-        match fs::hard_link(self.path.join(from), self.path.join(to)) {
+        match self.folder.link(from, to) {
             Ok(()) => Ok(true),
             // A file system without second names, or with too many of this file.
             Err(error)
@@ -257,38 +256,44 @@ impl Medium for DirectoryMedium {
         check_name(from)?;
         check_name(to)?;
         let _point = Point::begin(Operation::Rename);
-        fs::rename(self.path.join(from), self.path.join(to)).map_err(|source| {
+        self.folder.rename(from, to).map_err(|source| {
             os_or_missing(format!("{} to {to}", self.what("rename", from)), source)
         })
     }
 
     fn lock(&self, name: &str) -> Result<Locking> {
         check_name(name)?;
-        lock::alone(&self.path.join(name))
+        lock::alone(&self.folder, name)
     }
 
     fn lock_to_look(&self, name: &str) -> Result<Locking> {
         check_name(name)?;
-        lock::shared(&self.path.join(name))
+        lock::shared(&self.folder, name)
     }
 
     fn state_of(&self, name: &str) -> Result<FileState> {
         check_name(name)?;
         let failed = |source| os_or_missing(self.what("stat", name), source);
-        let found = fs::metadata(self.path.join(name)).map_err(failed)?;
-        let changed: SystemTime = found.modified().map_err(failed)?;
-        let stamp = changed.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_nanos();
-        let ago = changed.elapsed().unwrap_or(Duration::ZERO);
-        Ok(FileState { bytes: found.len(), stamp, ago })
+        let found = self.folder.stat(name).map_err(failed)?;
+        // A time before 1970 says nothing, like one in the future.
+        let seconds = u64::try_from(found.st_mtime).unwrap_or(0);
+        let stamp = Duration::from_secs(seconds) + Duration::from_nanos(found.st_mtime_nsec as u64);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        Ok(FileState {
+            bytes: found.st_size as u64,
+            stamp: stamp.as_nanos(),
+            ago: now.saturating_sub(stamp),
+            links: found.st_nlink as u64,
+        })
     }
 
     fn sync_dir(&self) -> Result<()> {
         let _point = Point::begin(Operation::SyncDir);
-        self.directory.sync_all().map_err(|source| Error::os(self.what("sync", ""), source))
+        self.folder.file().sync_all().map_err(|source| Error::os(self.what("sync", ""), source))
     }
 
     fn free_bytes(&self) -> Result<u64> {
-        free_bytes(&self.directory)
+        free_bytes(self.folder.file())
             .map_err(|source| Error::os(self.what("ask for the free space of", ""), source))
     }
 
@@ -321,11 +326,16 @@ impl Medium for DirectoryMedium {
     }
 
     fn path(&self) -> Option<&Path> {
-        Some(&self.path)
+        Some(self.folder.path())
+    }
+
+    fn displaced(&self) -> Result<Option<String>> {
+        let displaced = self.folder.displaced();
+        displaced.map_err(|source| Error::os(self.what("look for", ""), source))
     }
 
     fn regions(&self) -> Option<RegionFolders> {
-        Some(RegionFolders { own: self.path.clone(), apart: self.regions.clone() })
+        Some(RegionFolders { own: self.path().to_path_buf(), apart: self.regions.clone() })
     }
 }
 
@@ -430,8 +440,8 @@ impl File for DirectoryFile {
             bail!(Full, "allocate {name}: {bytes} bytes at {offset}, {free} bytes are free");
         }
         let point = Point::begin(Operation::Allocate);
-        point.middle(|| drop(fallocate(self.file.as_raw_fd(), offset, bytes / 2)));
-        let result = match fallocate(self.file.as_raw_fd(), offset, bytes) {
+        point.middle(|| drop(fallocate(&self.file, offset, bytes / 2)));
+        let result = match fallocate(&self.file, offset, bytes) {
             Err(source) if unsupported(&source) => self.allocate_by_writing(offset, end),
             result => result,
         };
@@ -449,7 +459,7 @@ impl File for DirectoryFile {
             Error::os(format!("give back {bytes} bytes at {offset} of {}", self.name), source)
         };
         let given = match self.has_whole_blocks(offset, bytes).map_err(failed)? {
-            true => punch(self.file.as_raw_fd(), offset, bytes),
+            true => punch(&self.file, offset, bytes),
             false => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
         };
         match given {
@@ -497,15 +507,8 @@ fn os_or_missing(what: String, source: io::Error) -> Error {
 
 /// Bytes that an ordinary user may still allocate on the file system of `file`.
 fn free_bytes(file: &fs::File) -> io::Result<u64> {
-    // SAFETY: statvfs is plain data, for which all zeros is a value.
-    let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the descriptor is open for as long as `file`, and `stat` is writable.
-    let status = unsafe { libc::fstatvfs(file.as_raw_fd(), &mut stat) };
-    if status != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    #[allow(clippy::unnecessary_cast, reason = "the field widths differ between systems")]
-    Ok((stat.f_bavail as u64).saturating_mul(stat.f_frsize as u64))
+    let stat = rustix::fs::fstatvfs(file)?;
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 fn unsupported(error: &io::Error) -> bool {
@@ -513,159 +516,27 @@ fn unsupported(error: &io::Error) -> bool {
 }
 
 #[cfg(target_os = "linux")]
-fn fallocate(file: RawFd, offset: u64, bytes: u64) -> io::Result<()> {
-    fallocate_mode(file, 0, offset, bytes)
+fn fallocate(file: &fs::File, offset: u64, bytes: u64) -> io::Result<()> {
+    use rustix::fs::FallocateFlags;
+    let allocate = || rustix::fs::fallocate(file, FallocateFlags::empty(), offset, bytes);
+    Ok(retry_on_intr(allocate)?)
 }
 
 #[cfg(target_os = "linux")]
-fn punch(file: RawFd, offset: u64, bytes: u64) -> io::Result<()> {
-    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    fallocate_mode(file, mode, offset, bytes)
-}
-
-#[cfg(target_os = "linux")]
-fn fallocate_mode(file: RawFd, mode: i32, offset: u64, bytes: u64) -> io::Result<()> {
-    loop {
-        // SAFETY: the call takes a descriptor and numbers; the caller's file is open. A range that
-        // does not fit off_t is refused by the kernel.
-        let status = unsafe { libc::fallocate64(file, mode, offset as i64, bytes as i64) };
-        if status == 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
+fn punch(file: &fs::File, offset: u64, bytes: u64) -> io::Result<()> {
+    use rustix::fs::FallocateFlags;
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(retry_on_intr(|| rustix::fs::fallocate(file, mode, offset, bytes))?)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn fallocate(_file: RawFd, _offset: u64, _bytes: u64) -> io::Result<()> {
+fn fallocate(_file: &fs::File, _offset: u64, _bytes: u64) -> io::Result<()> {
     Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
 }
 
 #[cfg(not(target_os = "linux"))]
-fn punch(_file: RawFd, _offset: u64, _bytes: u64) -> io::Result<()> {
+fn punch(_file: &fs::File, _offset: u64, _bytes: u64) -> io::Result<()> {
     Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
-}
-
-#[cfg(target_os = "linux")]
-const DIRECT_FLAG: Option<i32> = Some(libc::O_DIRECT);
-#[cfg(not(target_os = "linux"))]
-const DIRECT_FLAG: Option<i32> = None;
-
-/// A second, direct descriptor of the file just opened. `None`, which means buffered requests for
-/// this file, where it cannot be had or another file took the name in between.
-fn direct_twin(path: &Path, options: &fs::OpenOptions, file: &fs::File) -> Option<fs::File> {
-    let twin = descriptors::open(options.clone().custom_flags(DIRECT_FLAG?), path).ok()?;
-    let (one, two) = (file.metadata().ok()?, twin.metadata().ok()?);
-    (one.dev() == two.dev() && one.ino() == two.ino()).then_some(twin)
-}
-
-/// The alignment that direct I/O needs in a directory, or why it cannot be used there.
-fn probe_direct(path: &Path) -> std::result::Result<usize, String> {
-    let Some(flag) = DIRECT_FLAG else {
-        return Err("this system has no O_DIRECT".to_owned());
-    };
-    let refused = |error: io::Error| format!("{}: {error}", path.display());
-    let mut options = fs::OpenOptions::new();
-    options.read(true).write(true);
-    match probe_file(path, &options, flag) {
-        Ok(file) => probe_alignment(&file, true).map_err(refused),
-        // Not ours to write: a file that is there already can tell, too.
-        Err(error)
-            if matches!(
-                error.raw_os_error(),
-                Some(libc::EACCES) | Some(libc::EROFS) | Some(libc::EPERM)
-            ) =>
-        {
-            probe_existing(path, flag).map_err(refused)
-        }
-        Err(error) => Err(refused(error)),
-    }
-}
-
-/// A file for probing that no crash can leave behind: unnamed, or else unlinked at once.
-fn probe_file(path: &Path, options: &fs::OpenOptions, flag: i32) -> io::Result<fs::File> {
-    #[cfg(target_os = "linux")]
-    if let Ok(file) = options.clone().custom_flags(flag | libc::O_TMPFILE).open(path) {
-        return Ok(file);
-    }
-    let path = path.join(format!(".io-probe-{}", std::process::id()));
-    let _ = fs::remove_file(&path);
-    let opened = options.clone().create_new(true).custom_flags(flag).open(&path);
-    let _ = fs::remove_file(&path);
-    opened
-}
-
-/// The first file of the directory that is long enough to tell.
-fn probe_existing(path: &Path, flag: i32) -> io::Result<usize> {
-    for entry in fs::read_dir(path)? {
-        let entry = entry?;
-        let metadata = entry.metadata()?;
-        if metadata.is_file() && metadata.len() >= 2 * ALIGNMENT_MAX as u64 {
-            let file = fs::OpenOptions::new().read(true).custom_flags(flag).open(entry.path())?;
-            return probe_alignment(&file, false);
-        }
-    }
-    Err(io::Error::other("not writable, and no file in it to try"))
-}
-
-/// Finds the alignment by asking the kernel, else by trying; either way a transfer must succeed.
-fn probe_alignment(file: &fs::File, write: bool) -> io::Result<usize> {
-    let mut pool = BufferPool::new(Buffers::equal(1, ALIGNMENT_MAX)).map_err(io::Error::other)?;
-    let buffer = pool.acquire(ALIGNMENT_MAX).expect("a new pool has a free buffer");
-    let bytes = pool.bytes_mut(buffer);
-    let known = told_alignment(file)?;
-    if let Some(known) = known
-        && known > ALIGNMENT_MAX
-    {
-        return Err(io::Error::other(format!("direct I/O needs an alignment of {known} bytes")));
-    }
-    if write {
-        file.write_all_at(bytes, 0)?;
-    }
-    let tries = known.map_or(vec![ALIGNMENT_MIN, ALIGNMENT_MAX], |known| vec![known]);
-    let mut outcome = Ok(());
-    for alignment in tries {
-        // From the second unit where the block has one, so that the offset is tried, too.
-        let offset = if alignment < ALIGNMENT_MAX { alignment } else { 0 };
-        outcome = file.read_exact_at(&mut bytes[..alignment], offset as u64);
-        if outcome.is_ok() {
-            return Ok(alignment);
-        }
-    }
-    Err(outcome.err().unwrap_or_else(|| io::Error::other("no alignment to try")))
-}
-
-/// The alignment of direct I/O according to statx (Linux 6.1), if it says.
-#[cfg(target_os = "linux")]
-fn told_alignment(file: &fs::File) -> io::Result<Option<usize>> {
-    // SAFETY: statx is plain data, for which all zeros is a value.
-    let mut stat: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: the descriptor is open, the path is an empty C string, `stat` is writable.
-    let status = unsafe {
-        libc::statx(
-            file.as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
-            libc::STATX_DIOALIGN,
-            &mut stat,
-        )
-    };
-    if status != 0 || stat.stx_mask & libc::STATX_DIOALIGN == 0 {
-        return Ok(None);
-    }
-    if stat.stx_dio_offset_align == 0 {
-        return Err(io::Error::other("the file system has no direct I/O for its files"));
-    }
-    let needed = stat.stx_dio_offset_align.max(stat.stx_dio_mem_align) as usize;
-    Ok(Some(needed.max(ALIGNMENT_MIN).next_power_of_two()))
-}
-
-#[cfg(not(target_os = "linux"))]
-fn told_alignment(_file: &fs::File) -> io::Result<Option<usize>> {
-    Ok(None)
 }
 
 #[cfg(test)]

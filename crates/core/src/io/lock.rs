@@ -13,14 +13,17 @@
 
 #![expect(unsafe_code, reason = "fcntl locks and pthread_atfork have no safe interface in std")]
 
+use super::folder::Folder;
 use super::{FileLock, Locking};
 use crate::error::{Error, ErrorKind, Result, bail};
-use std::fs::{self, File, OpenOptions};
+use rustix::fs::OFlags;
+use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Locks of one process at a time: one for each open store, and for a moment others.
@@ -104,7 +107,7 @@ struct Noted {
 
 impl Noted {
     /// Opens a file and notes it, so that no forked child keeps it open.
-    fn open(path: &Path, open: &OpenOptions) -> Result<Self> {
+    fn open(folder: &Folder, name: &str, flags: OFlags) -> Result<Self> {
         handle_forks()?;
         loop {
             let begun = FORKS_BEGUN.load(Ordering::SeqCst);
@@ -112,7 +115,8 @@ impl Noted {
                 std::thread::yield_now();
                 continue;
             }
-            let file = open.open(path).map_err(|source| os_or_missing(path, source))?;
+            let opened = folder.open_file(name, flags);
+            let file = opened.map_err(|source| os_or_missing(&folder.path().join(name), source))?;
             let noted = Self::note(file)?;
             if FORKS_BEGUN.load(Ordering::SeqCst) == begun {
                 return Ok(noted);
@@ -159,7 +163,8 @@ impl Drop for Noted {
 #[derive(Debug)]
 struct DirectoryLock {
     noted: Noted,
-    path: PathBuf,
+    folder: Arc<Folder>,
+    name: String,
 }
 
 impl FileLock for DirectoryLock {
@@ -167,43 +172,38 @@ impl FileLock for DirectoryLock {
         if !self.noted.is_ours() {
             return Ok(false);
         }
-        let failed = |source| Error::os(self.path.display(), source);
-        let locked = self.noted.file.metadata().map_err(failed)?;
-        match fs::metadata(&self.path) {
-            Ok(named) => Ok((named.dev(), named.ino()) == (locked.dev(), locked.ino())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(failed(error)),
-        }
+        let named = self.folder.is_named(&self.noted.file, &self.name);
+        named.map_err(|source| Error::os(self.folder.path().join(&self.name).display(), source))
     }
 }
 
 /// Locks a file alone, creating it where there is none.
-pub(super) fn alone(path: &Path) -> Result<Locking> {
-    let mut open = OpenOptions::new();
-    open.read(true).write(true).create(true).truncate(false);
-    lock(path, &open, libc::F_WRLCK)
+pub(super) fn alone(folder: &Arc<Folder>, name: &str) -> Result<Locking> {
+    lock(folder, name, OFlags::RDWR | OFlags::CREATE, libc::F_WRLCK)
 }
 
 /// Locks a file that is there against those who want it alone. Needs only the right to read it.
-pub(super) fn shared(path: &Path) -> Result<Locking> {
-    lock(path, OpenOptions::new().read(true), libc::F_RDLCK)
+pub(super) fn shared(folder: &Arc<Folder>, name: &str) -> Result<Locking> {
+    lock(folder, name, OFlags::RDONLY, libc::F_RDLCK)
 }
 
-fn lock(path: &Path, open: &OpenOptions, kind: i32) -> Result<Locking> {
-    let noted = Noted::open(path, open)?;
+fn lock(folder: &Arc<Folder>, name: &str, flags: OFlags, kind: i32) -> Result<Locking> {
+    let noted = Noted::open(folder, name, flags)?;
+    let path: PathBuf = folder.path().join(name);
     let metadata = noted.file.metadata().map_err(|source| Error::os(path.display(), source))?;
     // Never 0, which stands for no file.
     let file = crate::hash::mix(metadata.ino(), metadata.dev()) | 1;
     match set(&noted.file, kind) {
         Ok(()) => {
             SLOTS[noted.slot].file.store(file, Ordering::SeqCst);
-            Ok(Locking::Taken(Box::new(DirectoryLock { noted, path: path.to_path_buf() })))
+            let (folder, name) = (Arc::clone(folder), name.to_owned());
+            Ok(Locking::Taken(Box::new(DirectoryLock { noted, folder, name })))
         }
         Err(error) if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EAGAIN)) => {
             let here = SLOTS.iter().any(|slot| slot.file.load(Ordering::SeqCst) == file);
             Ok(Locking::Held { here })
         }
-        Err(error) => Err(refused(path, error)),
+        Err(error) => Err(refused(&path, error)),
     }
 }
 
@@ -264,6 +264,13 @@ fn os_or_missing(path: &Path, source: io::Error) -> Error {
 mod tests {
     use super::*;
     use crate::io::Locking::Taken;
+    use std::fs;
+
+    /// Locks the file at a path.
+    fn alone(path: &Path) -> Result<Locking> {
+        let folder = Folder::open(path.parent().unwrap().to_path_buf()).unwrap();
+        super::alone(&Arc::new(folder), path.file_name().unwrap().to_str().unwrap())
+    }
 
     fn taken(path: &Path) -> Box<dyn FileLock> {
         match alone(path).unwrap() {

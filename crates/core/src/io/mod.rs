@@ -11,7 +11,10 @@
 
 mod aligned;
 mod descriptors;
+mod direct;
 mod directory;
+mod folder;
+mod guarded;
 mod kill;
 mod lock;
 pub mod measure;
@@ -28,6 +31,7 @@ mod contract;
 
 pub use crate::config::IoChoice;
 pub use directory::DirectoryMedium;
+pub(crate) use guarded::GuardedMedium;
 pub use measure::DeviceCurve;
 pub use routed::RoutedMedium;
 #[cfg(any(test, feature = "testing"))]
@@ -109,6 +113,8 @@ pub struct FileState {
     pub stamp: u128,
     /// How long ago the last change was; zero for a time in the future, which says nothing.
     pub ago: Duration,
+    /// Names that the file has, in this directory and elsewhere.
+    pub links: u64,
 }
 
 /// Where files that are mapped lie: regions of rows on persistent memory.
@@ -173,6 +179,18 @@ pub trait Medium: Send + Sync + Debug {
     /// Where the directory is; `None` for a simulated one.
     fn path(&self) -> Option<&Path> {
         None
+    }
+    /// What has become of the directory where its path does not lead to it any more, for people;
+    /// `None` where it does. It was moved or removed then, and another may be in its place. Files
+    /// are those of the directory that was opened all the same.
+    fn displaced(&self) -> Result<Option<String>> {
+        Ok(None)
+    }
+    /// Fails with `Locked` where names are changed under a lock and that is not this medium's any
+    /// more ([`GuardedMedium`]): somebody has removed the locked file, and another may have a new
+    /// one.
+    fn check_lock(&self) -> Result<()> {
+        Ok(())
     }
     /// Where files that are mapped lie; `None` where none can be.
     fn regions(&self) -> Option<RegionFolders> {

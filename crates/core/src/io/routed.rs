@@ -215,6 +215,16 @@ impl Medium for RoutedMedium {
         self.own.medium.path()
     }
 
+    fn displaced(&self) -> Result<Option<String>> {
+        let own = self.own.medium.displaced()?;
+        Ok(own.or(self.apart.medium.displaced()?))
+    }
+
+    fn check_lock(&self) -> Result<()> {
+        self.own.medium.check_lock()?;
+        self.apart.medium.check_lock()
+    }
+
     fn regions(&self) -> Option<RegionFolders> {
         self.own.medium.regions()
     }

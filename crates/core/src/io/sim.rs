@@ -97,6 +97,30 @@ impl SimMedium {
         Self { folder: Arc::from(format!("{name}/")), ..self.clone() }
     }
 
+    /// Moves this directory away, as somebody may while it is open, and makes an empty one in its
+    /// place, which is returned.
+    #[must_use]
+    pub fn replace_folder(&self) -> Self {
+        let mut device = self.device.lock();
+        device.displaced.insert(self.folder.to_string());
+        let number = device.displaced.len();
+        let folder = Arc::from(format!("{}-{number}/", self.folder.trim_end_matches('/')));
+        Self { folder, ..self.clone() }
+    }
+
+    /// Puts this directory back in its place.
+    pub fn put_folder_back(&self) {
+        self.device.lock().displaced.remove(&*self.folder);
+    }
+
+    /// Gives a file a second name elsewhere, as a backup of hard links does.
+    ///
+    /// # Panics
+    /// When there is no such file.
+    pub fn link_elsewhere(&self, file: &str) {
+        self.device.lock().link_elsewhere(&self.on_device(file));
+    }
+
     /// The name that the device has for a file.
     fn on_device(&self, name: &str) -> String {
         format!("{}{name}", self.folder)
@@ -338,6 +362,11 @@ impl Medium for SimMedium {
 
     fn sync_dir(&self) -> Result<()> {
         self.device.lock().sync_dir(&self.folder)
+    }
+
+    fn displaced(&self) -> Result<Option<String>> {
+        let is_displaced = self.device.lock().displaced.contains(&*self.folder);
+        Ok(is_displaced.then(|| "the folder was moved, and another one is in its place".to_owned()))
     }
 
     fn free_bytes(&self) -> Result<u64> {

@@ -83,7 +83,8 @@ pub(super) fn check_for_new(store: &Path, options: &StoreOptions) -> Result<()> 
 pub(super) fn check_unchanged(medium: &dyn Medium, store: &Path) -> Result<()> {
     let Some(record) = Pairing::read(medium, NAME)? else { return Ok(()) };
     let joined = medium.apart().map(|cold| Pairing::read(&**cold, MARKER)).transpose()?.flatten();
-    if joined.is_some_and(|marker| marker.id == record.id) {
+    let displaced = medium.apart().map(|cold| cold.displaced()).transpose()?.flatten();
+    if displaced.is_none() && joined.is_some_and(|marker| marker.id == record.id) {
         return Ok(());
     }
     bail!(
@@ -320,6 +321,7 @@ impl Joining {
         id: u128,
         found: Option<Pairing>,
     ) -> Result<Joined> {
+        let cold = lock.guard(cold)?;
         let marker = Pairing { store: self.store, id, path: spelled(&self.path)? };
         let record = Pairing { path: spelled(&self.directory)?, ..marker.clone() };
         let left = match &self.remembered {

@@ -8,6 +8,7 @@ mod cold;
 mod commit;
 mod engine;
 mod files;
+mod folder;
 mod journal;
 mod memory;
 mod open;
@@ -46,6 +47,7 @@ use crate::config::{CommitInfo, StoreOptions, TableId, Uncommitted};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium, OpenMode};
 use crate::metrics::{Metrics, Timed};
+use commit::left_held::LeftHeld;
 use commit::{CommitGate, History};
 use engine::{Engine, Table};
 use files::holds::Hold;
@@ -125,6 +127,8 @@ pub(crate) struct Inner {
     /// Pinned commits after the one that was gone back to, while the first change has not come,
     /// which they refuse. Taken after `history`.
     later_pins: Mutex<Pins>,
+    /// Commits that readers held when this writer came, until they let go.
+    left_held: Mutex<Vec<LeftHeld>>,
     /// Held by who pins or unpins.
     pinning: Mutex<()>,
     commit_gate: CommitGate,
@@ -142,6 +146,8 @@ pub(crate) struct Inner {
     /// Why the store refuses writes, once it does.
     poison: Mutex<Option<String>>,
     poisoned: AtomicBool,
+    /// True from a commit that was refused because the folder is not in its place, until it is.
+    is_displaced: AtomicBool,
     /// Class and ticket of scans that ended where nothing could be locked.
     ended_scans: Mutex<Vec<(usize, u64)>>,
     batches_since_commit: AtomicU64,
@@ -286,6 +292,7 @@ impl Inner {
     /// The engine alone, planned, of a store that takes changes: for verbs beside which none runs.
     fn exclusive_to_change(&self) -> Result<RwLockWriteGuard<'_, Engine>> {
         drop(self.writable_engine()?);
+        self.check_folder()?;
         let engine = self.exclusive()?;
         // A verb that ran until now may have found out that the store must refuse writes.
         self.check_writable()?;
@@ -297,7 +304,8 @@ impl Inner {
         if self.options.read_only {
             bail!(Misuse, "store {} was opened read_only=True", self.path.display());
         }
-        self.check_unpoisoned()
+        self.check_unpoisoned()?;
+        self.check_in_place()
     }
 
     /// Fails after an error that has left memory and disk apart.

@@ -1,7 +1,8 @@
 //! Opening: from a path to a store at one commit.
 
 use super::cold::{self, Joined, Notes};
-use super::commit::first_write::refuse_held_beside;
+use super::commit::first_write::held_beside;
+use super::commit::left_held::keep_left_held;
 use super::commit::{History, KeptSums, Refused, Spare};
 use super::engine::{Class, Engine, Table};
 use super::files::class_file::class_file_name;
@@ -27,6 +28,8 @@ use crate::storage::{self, OpenAt};
 use parking_lot::{Mutex, RwLock};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
+use std::fs::Metadata;
+use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,6 +38,8 @@ use xxhash_rust::xxh3::xxh3_128;
 
 /// How often a reader looks at a store that changes meanwhile.
 const TRIES_MAX: usize = 20;
+/// So many times without a pause in between.
+const TRIES_AT_ONCE: usize = 5;
 /// Changes within one tick of the clock of a file system have the same time. A tick takes 10 ms at
 /// most.
 const REST_MIN: Duration = Duration::from_millis(100);
@@ -64,11 +69,11 @@ impl Store {
 
     /// Opens also what a copy has not finished.
     pub(super) fn open_any(path: &Path, options: StoreOptions) -> Result<Self> {
-        if options.create && !options.read_only && !path.join(superblock::NAME).exists() {
+        if options.create && !options.read_only && !is_there(&path.join(superblock::NAME))? {
             cold::check_for_new(path, &options)?;
         }
-        if !path.is_dir() {
-            if path.exists() {
+        if !is_directory(path)? {
+            if is_there(path)? {
                 bail!(Misuse, "{} is a file, expected a directory", path.display());
             }
             if !options.create || options.read_only {
@@ -107,6 +112,7 @@ impl Store {
             return Self::open_reader(&medium, &path, &options, &target, &join);
         }
         let lock = WriterLock::take(&*medium, &path)?;
+        let medium = lock.guard(medium)?;
         let superblock = if Superblock::exists(&*medium)? {
             Superblock::read(&*medium)?
         } else {
@@ -174,6 +180,7 @@ impl Store {
             refuse_earlier(&*medium, &path, &recovered)?;
         }
         let (mut pins, mut later_pins) = (Pins::default(), Pins::default());
+        let mut older = Vec::new();
         if !options.read_only {
             pins = Pins::read(&*medium, seed)?;
             let opened = recovered.commits.last().map_or(0, |commit| commit.info.sequence);
@@ -182,7 +189,7 @@ impl Store {
                 false => pins.refuse_going_back(&*medium, &path, opened)?,
             }
             pins.forget_after(opened);
-            refuse_held_beside(&*medium, &path, &recovered.commits, &pins)?;
+            older = held_beside(&*medium, &path, &recovered.commits, &pins)?;
         }
         let hold = claim.and_then(|claim| claim.hold);
         let noted = match recovered.commits.last() {
@@ -194,6 +201,10 @@ impl Store {
         let mut rows_disk_bytes = build(&mut engine, &medium, &options, term, &mut recovered)?;
         if !pins.is_empty() {
             keep_pinned(&engine, &pins)?;
+            rows_disk_bytes = engine.classes.iter().map(|c| c.log.lock().disk_bytes()).sum();
+        }
+        let left_held = keep_left_held(&engine, &medium, &path, &options, seed, &older)?;
+        if !left_held.is_empty() {
             rows_disk_bytes = engine.classes.iter().map(|c| c.log.lock().disk_bytes()).sum();
         }
         let mut history = history_of(&recovered);
@@ -212,6 +223,7 @@ impl Store {
             history: Mutex::new(history),
             pins: Mutex::new(pins),
             later_pins: Mutex::new(later_pins),
+            left_held: Mutex::new(left_held),
             pinning: Mutex::new(()),
             commit_gate: super::CommitGate::default(),
             metrics: Metrics::default(),
@@ -223,6 +235,7 @@ impl Store {
             writing: AtomicBool::new(false),
             poison: Mutex::new(None),
             poisoned: AtomicBool::new(false),
+            is_displaced: AtomicBool::new(false),
             ended_scans: Mutex::default(),
             batches_since_commit: AtomicU64::new(0),
             rows_since_commit: AtomicU64::new(0),
@@ -261,24 +274,48 @@ struct Claim {
 /// Tries until it succeeds, or fails although nothing that `look` sees has changed meanwhile; at
 /// most so often that a writer which never rests does not keep a reader for ever. `look` says, too,
 /// for how long nothing had changed then.
+///
+/// *Errors*: what looks like damage, but something has changed each time, is `CommitGone`: nothing
+/// is known of damage then.
 pub(super) fn while_changing<T, S: PartialEq>(
     mut look: impl FnMut() -> Result<(S, Duration)>,
     mut attempt: impl FnMut() -> Result<T>,
 ) -> Result<T> {
     let (mut before, mut rested) = look()?;
-    for _ in 1..TRIES_MAX {
+    let mut tries = 0;
+    loop {
         let error = match attempt() {
             Ok(found) => return Ok(found),
             Err(error) => error,
         };
         let (now, rests) = look()?;
+        tries += 1;
         // After a rest a change has another time than the one before.
         if now == before && rested >= REST_MIN {
             return Err(error);
         }
+        if tries == TRIES_MAX {
+            return Err(match error.kind() {
+                ErrorKind::Corrupt => while_it_changed(&error),
+                _ => error,
+            });
+        }
+        if tries >= TRIES_AT_ONCE {
+            // A burst of commits may be over then.
+            std::thread::sleep(Duration::from_millis(tries as u64));
+        }
         (before, rested) = (now, rests);
     }
-    attempt()
+}
+
+/// What looked like damage in files that changed meanwhile.
+fn while_it_changed(error: &Error) -> Error {
+    let message = format!(
+        "a writer has changed the store each of {TRIES_MAX} times that it was looked at; try again \
+         while it commits less often, or raise keep= there (at last: {})",
+        error.message()
+    );
+    Error::new(ErrorKind::CommitGone, message)
 }
 
 /// Name, length and stamp of a file.
@@ -301,6 +338,26 @@ pub(super) fn files_of_commits(medium: &dyn Medium) -> Result<(Vec<Seen>, Durati
         }
     }
     Ok((files, ago))
+}
+
+/// Whether something lies at a path.
+///
+/// *Errors*: `Io` where that cannot be told: what cannot be looked at is not missing.
+pub(super) fn is_there(path: &Path) -> Result<bool> {
+    Ok(look_at(path)?.is_some())
+}
+
+/// As `is_there`, for a directory.
+pub(super) fn is_directory(path: &Path) -> Result<bool> {
+    Ok(look_at(path)?.is_some_and(|found| found.is_dir()))
+}
+
+fn look_at(path: &Path) -> Result<Option<Metadata>> {
+    match std::fs::metadata(path) {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if [NotFound, NotADirectory].contains(&error.kind()) => Ok(None),
+        Err(error) => Err(Error::os(path.display(), error)),
+    }
 }
 
 /// A path that stays right when the working directory changes.
@@ -479,7 +536,11 @@ mod tests {
                 tried.set(tried.get() + 1);
                 Err(damage())
             };
-            assert_eq!(while_changing(look, attempt).unwrap_err().message(), "damage");
+            let error = while_changing(look, attempt).unwrap_err();
+            // What never rests tells nothing of damage.
+            let wanted = if tries < TRIES_MAX { ErrorKind::Corrupt } else { ErrorKind::CommitGone };
+            assert_eq!(error.kind(), wanted, "{error}");
+            assert!(error.message().contains("damage"), "{error}");
             assert_eq!(tried.get(), tries, "{looks:?}");
         }
     }

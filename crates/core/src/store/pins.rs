@@ -42,6 +42,7 @@ impl Store {
     pub fn pin(&self, step: u64, name: &str) -> Result<PinInfo> {
         let inner = &*self.inner;
         inner.check_pin(name)?;
+        inner.check_folder()?;
         let _one = inner.pinning.lock();
         if !inner.name_before_later(step, name)? {
             inner.prepare_writing()?;
@@ -60,6 +61,7 @@ impl Store {
     pub fn unpin(&self, name: &str) -> Result<()> {
         let inner = &*self.inner;
         inner.check_writable()?;
+        inner.check_folder()?;
         let _one = inner.pinning.lock();
         if inner.unpin_later(name)? {
             return Ok(());

@@ -300,6 +300,32 @@ pub(super) fn recover(
     replayed
 }
 
+/// Rebuilds the store at a commit that is not kept any more, but that a reader holds: its record
+/// and the journal files that lead there stay as long.
+///
+/// *Errors*: `CommitGone` where they are not there.
+pub(super) fn recover_held(
+    medium: &dyn Medium,
+    seed: u64,
+    merging: Merging,
+    sequence: u64,
+) -> Result<Recovered> {
+    let survey = survey(medium, seed)?;
+    let record = survey.commits.iter().find(|commit| commit.info.sequence == sequence).cloned();
+    let Some((record, base)) = record.zip(survey.base(sequence)) else {
+        bail!(CommitGone, "the journal does not lead to commit {sequence} any more");
+    };
+    let (oldest, end) = (sequence, record.place);
+    let files: Vec<u64> =
+        survey.files.iter().copied().filter(|n| (base..=end.0).contains(n)).collect();
+    let recovered =
+        Recovered { commits: vec![record], newest: survey.newest(), ..Default::default() };
+    let replayed =
+        Replay { recovered, merging, oldest, ..Default::default() }.run(medium, seed, &files, end);
+    trim_heap();
+    replayed
+}
+
 /// Rebuilds the store at a pinned commit, from the file that has it.
 fn recover_pinned(
     medium: &dyn Medium,

@@ -85,6 +85,7 @@ impl Store {
     /// that did not change stay resident, if the index leaves room for them.
     ///
     /// *Errors*: `Misuse` for a store that is open to write, which is at its newest commit always;
+    /// `NotFound` where the folder was moved or removed, and another may be in its place;
     /// `Mismatch` where the store has got or moved its cold directory, and has to be opened again;
     /// `Budget` naming a memory that works; as `open` otherwise. The reader stays at its commit
     /// then. *Blocking*: reads the journal behind the commit that is open. Verbs of other threads
@@ -113,6 +114,7 @@ impl Store {
                 inner.path.display()
             );
         }
+        inner.check_place_of_reader()?;
         let _one = inner.refreshing.lock();
         // What a writer changes meanwhile may look like damage, and is looked at again.
         let look = || files_of_commits(&*inner.medium);

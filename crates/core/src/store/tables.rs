@@ -61,6 +61,7 @@ impl Store {
             return self.table_as_stored(id, spec);
         }
         inner.check_writable()?;
+        inner.check_folder()?;
         let layout = spec.validate()?;
         inner.prepare_writing()?;
         let measured = inner.measure_for(spec, &layout, page_bytes)?;

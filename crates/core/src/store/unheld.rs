@@ -8,18 +8,17 @@
 //! that do not check are `CommitGone` when the store says that the commit is not kept any more, and
 //! damage only when it still is.
 
+use super::Inner;
 use super::journal::{CommitRecord, RecordKind, name_of};
+use super::open::{files_of_commits, while_changing};
 use super::recovery::is_kept;
-use super::{Inner, open_needed};
-use crate::error::{Error, ErrorKind, Result, bail};
+use crate::error::{Error, ErrorKind, Result};
 use crate::io::{File, Medium, OpenMode};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// A record's header, whose checksum covers the record and its place.
 const HEADER_BYTES: usize = 16;
-/// A look at a journal that a writer is changing is repeated so often.
-const TRIES_MAX: usize = 20;
 
 /// What a reader notes of its commit's record.
 #[derive(Debug)]
@@ -34,7 +33,16 @@ impl Noted {
     /// Notes the record. *Errors*: `CommitGone` when it is not there any more.
     pub(super) fn of(medium: &dyn Medium, record: &CommitRecord) -> Result<Self> {
         let (number, end) = record.place;
-        let journal = open_needed(medium, &name_of(number), OpenMode::ReadOnly)?;
+        let dropped = || {
+            let message = format!("commit {} was dropped meanwhile", record.info.sequence);
+            Error::new(ErrorKind::CommitGone, message)
+        };
+        // The record was read from it just now.
+        let opened = medium.open(&name_of(number), OpenMode::ReadOnly);
+        let journal = opened.map_err(|error| match error.kind() {
+            ErrorKind::NotFound => dropped(),
+            _ => error,
+        })?;
         if let Some(position) = record_before(&*journal, end)? {
             let mut header = [0; HEADER_BYTES];
             journal.read_at(&mut header, position)?;
@@ -42,7 +50,7 @@ impl Noted {
                 return Ok(Self { journal, position, header, gone: false });
             }
         }
-        bail!(CommitGone, "commit {} was dropped meanwhile", record.info.sequence)
+        Err(dropped())
     }
 
     /// False once the writer has gone on from an earlier commit. What was read before, and is in
@@ -141,8 +149,12 @@ impl Inner {
         }
         let Some(record) = self.history.lock().kept.last().cloned() else { return false };
         // What a writer changes meanwhile may look like damage.
-        let look = || is_kept(&*self.medium, self.seed, &record);
-        (0..TRIES_MAX).find_map(|_| look().ok()).is_some_and(|kept| !kept)
+        let look = || files_of_commits(&*self.medium);
+        match while_changing(look, || is_kept(&*self.medium, self.seed, &record)) {
+            Ok(kept) => !kept,
+            // It has dropped commits all the while, and nobody keeps this one.
+            Err(error) => error.kind() == ErrorKind::CommitGone,
+        }
     }
 
     pub(super) fn commit_gone(&self) -> Error {

@@ -81,6 +81,10 @@ pub(super) struct Device {
     durable_names: BTreeMap<String, u64>,
     name_changes: Vec<NameChange>,
     next_serial: u64,
+    /// Directories that are not where their paths lead any more.
+    pub(super) displaced: HashSet<String>,
+    /// Files that have a name elsewhere, too.
+    linked: HashSet<u64>,
 }
 
 fn power_is_off() -> Error {
@@ -104,6 +108,8 @@ impl Device {
             durable_names: BTreeMap::new(),
             name_changes: Vec::new(),
             next_serial: 0,
+            displaced: HashSet::new(),
+            linked: HashSet::new(),
         }
     }
 
@@ -203,7 +209,15 @@ impl Device {
         let id = self.find("stat", name)?;
         let file = self.file(id);
         let stamp = u128::from(id) << 64 | u128::from(file.changed);
-        Ok(FileState { bytes: file.len() as u64, stamp, ago: Duration::MAX })
+        let bytes = file.len() as u64;
+        let links = 1 + u64::from(self.linked.contains(&id));
+        Ok(FileState { bytes, stamp, ago: Duration::MAX, links })
+    }
+
+    /// Gives a file a name elsewhere.
+    pub(super) fn link_elsewhere(&mut self, name: &str) {
+        let file = self.find("link", name).expect("a file of this name");
+        self.linked.insert(file);
     }
 
     pub(super) fn list(&self, prefix: &str) -> Result<Vec<String>> {

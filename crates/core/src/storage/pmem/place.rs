@@ -9,7 +9,7 @@ use crate::io::{Medium, RegionFolders};
 use embedrock_pmem::{Geometry, Mapped, Rows};
 use std::fs;
 use std::io::ErrorKind::NotFound;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 const PREFIX: &str = "pmem-";
@@ -17,6 +17,8 @@ const PREFIX: &str = "pmem-";
 /// `crates/pmem` adds to it until they are whole.
 const RESIZED: &str = "resized";
 const UNFINISHED: &str = "resized.unfinished";
+/// Bytes of a region that are copied at once.
+const COPIED_BYTES: usize = 1 << 20;
 
 /// The name of a table's region in the store's folder.
 pub fn region_name(table: u16) -> String {
@@ -116,7 +118,7 @@ impl Place<'_> {
     /// Opens the region. Where it was moved to the folder apart, `writes` sets the link anew.
     pub(super) fn open(&self, row_bytes: usize, writes: bool) -> Result<Rows<Mapped>> {
         let own = self.own();
-        let Some(path) = self.found() else { return Err(self.missing()) };
+        let Some(path) = self.found()? else { return Err(self.missing()) };
         if writes {
             if !own.exists() {
                 relink(&own, &path)?;
@@ -126,6 +128,7 @@ impl Place<'_> {
             let new = Self::beside(&path);
             remove_name(&new)?;
             remove_name(&new.with_extension(UNFINISHED))?;
+            self.separate(&path)?;
         }
         let rows = Rows::open(&path).map_err(|error| self.named(told(error)))?;
         let owner = rows.owner().map_err(|error| self.named(told(error)))?;
@@ -155,6 +158,25 @@ impl Place<'_> {
         remove(&self.own())
     }
 
+    /// Gives a region that has further names, as in a backup of hard links, a copy of its own: what
+    /// is mapped is written in place.
+    fn separate(&self, path: &Path) -> Result<()> {
+        let failed = |error| {
+            let what = format!("table '{}': its region has further names", self.name);
+            Error::os(path.display(), error).context(what).followed_by(
+                "it is copied before it is written, so that a backup of hard links keeps its \
+                 rows: make room for it, or remove the others",
+            )
+        };
+        if fs::metadata(path).map_err(failed)?.nlink() < 2 {
+            return Ok(());
+        }
+        let copy = Self::beside(path).with_extension(UNFINISHED);
+        copy_file(path, &copy).map_err(failed)?;
+        fs::rename(&copy, path).map_err(failed)?;
+        Self::sync_folder_of(path)
+    }
+
     fn named(&self, error: Error) -> Error {
         error.context(format!("table '{}'", self.name))
     }
@@ -170,9 +192,18 @@ impl Place<'_> {
     }
 
     /// Where the region is, if it is in its place or in the folder apart.
-    pub(super) fn found(&self) -> Option<PathBuf> {
-        let in_place = fs::canonicalize(self.own()).ok();
-        in_place.or_else(|| self.apart().filter(|apart| apart.exists()))
+    ///
+    /// *Errors*: `Io` where that cannot be told: a region that cannot be looked at is not lost.
+    pub(super) fn found(&self) -> Result<Option<PathBuf>> {
+        let own = self.own();
+        match fs::canonicalize(&own) {
+            Ok(path) => return Ok(Some(path)),
+            Err(error) if error.kind() == NotFound => {}
+            Err(error) => return Err(Error::os(own.display(), error)),
+        }
+        let Some(apart) = self.apart() else { return Ok(None) };
+        let is_there = apart.try_exists().map_err(|error| Error::os(apart.display(), error))?;
+        Ok(is_there.then_some(apart))
     }
 
     /// The name of a region that will take the place of the one at `path`.
@@ -203,6 +234,23 @@ impl Place<'_> {
             ),
         )
     }
+}
+
+/// Copies a file with all of its room, so that no write to the copy finds none. (A copy that shares
+/// blocks would take its room only then, and a write through a mapping cannot fail.)
+fn copy_file(from: &Path, to: &Path) -> std::io::Result<()> {
+    let from = fs::File::open(from)?;
+    let bytes = from.metadata()?.len();
+    let to = fs::File::options().read(true).write(true).create_new(true).open(to)?;
+    let mut portion = vec![0; COPIED_BYTES.min(bytes as usize)];
+    let mut at = 0;
+    while at < bytes {
+        let part = &mut portion[..COPIED_BYTES.min((bytes - at) as usize)];
+        from.read_exact_at(part, at)?;
+        to.write_all_at(part, at)?;
+        at += part.len() as u64;
+    }
+    to.sync_all()
 }
 
 fn relink(own: &Path, apart: &Path) -> Result<()> {

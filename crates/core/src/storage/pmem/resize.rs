@@ -40,7 +40,7 @@ pub fn resize(
     let geometry = Geometry::new(capacity, row_bytes).map_err(told)?;
     let bytes = geometry.bytes() as u64;
     if make_empty {
-        if let Some(path) = place.found() {
+        if let Some(path) = place.found()? {
             bail!(
                 Misuse,
                 "table '{name}': its region is at {}, so nothing was lost; resize it without \
@@ -60,10 +60,14 @@ pub fn resize(
     }
     // Looks whose it is, too.
     drop(place.open(row_bytes, true)?);
-    let Some(path) = place.found() else { return Err(place.missing()) };
+    let Some(path) = place.found()? else { return Err(place.missing()) };
     let new = Place::beside(&path);
     let rows = resize_with(&path, &new, capacity, progress)
         .map_err(|error: Error| error.context(format!("table '{name}'")))?;
+    // Long ago by now.
+    if let Some(what) = medium.displaced()? {
+        bail!(NotFound, "table '{name}': {what}; nothing is changed there; resize it where it is");
+    }
     std::fs::rename(&new, &path).map_err(|error| Error::os(path.display(), error))?;
     Place::sync_folder_of(&path)?;
     Ok((rows, bytes))

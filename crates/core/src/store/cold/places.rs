@@ -57,10 +57,14 @@ pub(super) fn check(directory: &Path, store: &Path) -> Result<()> {
     if real == store {
         bail!(Misuse, "cold_directory is {name}, the store's own; name another directory");
     }
-    let is_store = |place: &&Path| *place == store || superblock::is_in(place);
-    if let Some(around) = real.ancestors().find(is_store) {
-        let around = around.display();
-        bail!(Misuse, "cold_directory {name} is inside the store at {around}; name one beside it");
+    for around in real.ancestors() {
+        if around == store || superblock::is_in(around)? {
+            let around = around.display();
+            bail!(
+                Misuse,
+                "cold_directory {name} is inside the store at {around}; name one beside it"
+            );
+        }
     }
     if store.starts_with(&real) {
         let store = store.display();

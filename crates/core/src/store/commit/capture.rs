@@ -136,11 +136,11 @@ impl Inner {
             return Ok(true);
         }
         // What a verb could not write of this commit is lost to it.
-        self.check_writable()?;
-        let written = match rows {
+        self.check_unpoisoned()?;
+        let written = self.medium.check_lock().and_then(|()| match rows {
             Some(rows) => self.write_slots(engine, class, &mut **log, rows),
             None => self.close_epoch(engine, class, &mut **log),
-        };
+        });
         // Before others see what of it the index names.
         self.poison_on_error(written)?;
         // Who waits for it comes next, and not this thread again.

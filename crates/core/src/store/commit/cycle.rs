@@ -111,6 +111,7 @@ impl Inner {
         oldest_kept: u64,
         released: u64,
     ) -> Result<()> {
+        self.medium.check_lock()?;
         history.held_state_bytes = 0;
         // Where nobody can tell who holds what, all stay.
         let held = self.held_before(oldest_kept).ok();

@@ -5,7 +5,7 @@
 //! the head, then the journal's end, then the holds of readers that came meanwhile.
 
 use super::{History, Spare};
-use crate::error::{Result, bail};
+use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{Medium, OpenMode, blocks_of};
 use crate::planted::{self, Bug};
 use crate::store::files::head::{self, Head};
@@ -16,29 +16,45 @@ use crate::store::{Inner, Store, has_file};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-/// Refuses to write while a reader holds a commit outside the kept ones: older, because a crash
-/// forgot whose copies it needs; later, because going on from an earlier one overwrites them.
-pub(in crate::store) fn refuse_held_beside(
+/// A commit outside the kept ones that a reader holds.
+pub(in crate::store) enum Beside {
+    /// Later than the commit to go on from, whose copies going on would write over.
+    Later(u64),
+    /// Older, and what it needs is not kept.
+    Older(u64),
+}
+
+impl Beside {
+    /// Why a writer does not go on.
+    pub(in crate::store) fn refusal(&self, path: &Path) -> Error {
+        let (held, which) = match self {
+            Self::Later(held) => (held, "later than the commit to go on from"),
+            Self::Older(held) => (held, "older than the kept commits"),
+        };
+        let message = format!(
+            "a reader of {} holds commit {held}, which is {which}; wait until it is done or stop \
+             it, or open with read_only=True",
+            path.display()
+        );
+        Error::new(ErrorKind::Locked, message)
+    }
+}
+
+/// Refuses to write while a reader holds a commit later than the kept ones. Returns the older ones
+/// that readers hold, whose copies have to be kept; pinned ones are kept already.
+pub(in crate::store) fn held_beside(
     medium: &dyn Medium,
     path: &Path,
     kept: &[CommitRecord],
     pins: &Pins,
-) -> Result<()> {
+) -> Result<Vec<u64>> {
     let sequence = |commit: Option<&CommitRecord>| commit.map_or(0, |c| c.info.sequence);
     let (first, last) = (sequence(kept.first()), sequence(kept.last()));
-    // What pinned commits have is known.
-    let Some((oldest, newest)) = holds::span(medium, pins)? else { return Ok(()) };
-    let (held, which) = match (oldest, newest) {
-        (_, newest) if newest > last => (newest, "later than the commit to go on from"),
-        (oldest, _) if oldest < first => (oldest, "older than the kept commits"),
-        _ => return Ok(()),
-    };
-    bail!(
-        Locked,
-        "a reader of {} holds commit {held}, which is {which}; wait until it is done or stop it, \
-         or open with read_only=True",
-        path.display()
-    )
+    let held = holds::outside(medium, pins)?;
+    if let Some(later) = held.iter().rfind(|held| **held > last) {
+        return Err(Beside::Later(*later).refusal(path));
+    }
+    Ok(held.into_iter().filter(|held| *held < first).collect())
 }
 
 impl Store {
@@ -54,8 +70,8 @@ impl Store {
             pins.refuse_going_back(&*self.inner.medium, &self.inner.path, sequence)?;
         }
         let none = Pins::default();
-        let Some((_, newest)) = holds::span(&*self.inner.medium, &none)? else { return Ok(()) };
-        if newest > sequence {
+        let newest = holds::outside(&*self.inner.medium, &none)?.pop();
+        if let Some(newest) = newest.filter(|newest| *newest > sequence) {
             bail!(
                 Locked,
                 "a reader of {} holds commit {newest}, which is later than commit {sequence}; stop \
@@ -78,12 +94,17 @@ impl Inner {
         if history.journal.is_some() {
             return Ok(());
         }
+        self.check_folder()?;
         let pins = self.pins.lock().clone();
         let sequence = |commit: Option<&CommitRecord>| commit.map_or(0, |c| c.info.sequence);
         let (last, first) = (sequence(history.kept.last()), sequence(history.kept.first()));
         let later = self.later_pins.lock().clone();
         later.refuse_going_back(&*self.medium, &self.path, last)?;
-        refuse_held_beside(&*self.medium, &self.path, &history.kept, &pins)?;
+        let older = held_beside(&*self.medium, &self.path, &history.kept, &pins)?;
+        // All others were there when the store was opened.
+        if let Some(held) = older.into_iter().find(|held| !self.is_left_held(*held)) {
+            return Err(Beside::Older(held).refusal(&self.path));
+        }
         let head = Head::new(last, first, self.term);
         history.spare = Spare::open(&*self.medium)?;
         if history.kept.is_empty() {

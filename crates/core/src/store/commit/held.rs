@@ -66,6 +66,7 @@ impl Inner {
         for class in &engine.classes {
             bytes += class.log.lock().held_bytes(first, oldest_kept);
         }
+        bytes += self.left_held_bytes(engine, first);
         let bytes_of = |name: &str| self.medium.open(name, OpenMode::ReadOnly)?.len();
         for name in self.medium.list(state::PREFIX)? {
             let of = state::sequence_of(&name);

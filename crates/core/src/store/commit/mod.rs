@@ -15,6 +15,7 @@ pub(super) mod first_write;
 pub(super) mod from_pin;
 mod held;
 mod history;
+pub(super) mod left_held;
 mod pending;
 mod refused;
 mod spare;
@@ -151,6 +152,7 @@ impl Inner {
         }
         let engine = self.exclusive()?;
         self.check_writable()?;
+        self.check_folder()?;
         self.prepare_writing()?;
         self.settle_room(&engine)?;
         let _guard = self.poison_on_panic();
@@ -360,7 +362,10 @@ impl Inner {
             journal.sync()?;
         }
         // A verb may have failed to write what belongs to this commit.
-        self.check_writable()?;
+        self.check_unpoisoned()?;
+        // It goes to the folder that was opened, wherever that is by now, unless it is another
+        // writer's.
+        self.medium.check_lock()?;
         let oldest_kept = record.oldest_kept;
         {
             let mut history = self.history.lock();
@@ -420,6 +425,7 @@ impl Inner {
         }
         // Tried again by the next commit.
         let _ = self.release_unpinned(engine);
+        let _ = self.release_left_held(engine);
         self.give_back_room(engine)?;
         // What fails here has poisoned the store, which the next change tells: whoever committed
         // is told of the commit.

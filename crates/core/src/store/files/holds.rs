@@ -115,13 +115,14 @@ pub(in crate::store) fn take_away(medium: &dyn Medium, held: &Held) -> Result<()
     }
 }
 
-/// The oldest and the newest commit that living readers hold, pinned ones apart. Commit 0, a store
-/// without commits, is none: its readers need nothing.
-pub(in crate::store) fn span(medium: &dyn Medium, pins: &Pins) -> Result<Option<(u64, u64)>> {
-    let mut held = living(medium)?;
-    held.retain(|held| held.sequence > 0 && !pins.has(held.sequence));
-    let sequences = || held.iter().map(|held| held.sequence);
-    Ok(sequences().min().zip(sequences().max()))
+/// The commits that living readers hold, pinned ones apart, oldest first. Commit 0, a store without
+/// commits, is none: its readers need nothing.
+pub(in crate::store) fn outside(medium: &dyn Medium, pins: &Pins) -> Result<Vec<u64>> {
+    let held = living(medium)?.into_iter().map(|held| held.sequence);
+    let mut held: Vec<u64> = held.filter(|held| *held > 0 && !pins.has(*held)).collect();
+    held.sort_unstable();
+    held.dedup();
+    Ok(held)
 }
 
 /// Takes the holds of all commits after one away. The journal behind it was cut before: who takes

@@ -2,13 +2,18 @@
 //!
 //! A lock on the file `lock`, which ends with its process however that ends, and which no forked
 //! child keeps (`io/lock.rs`). The file names the holder, for the error of the next one; what it
-//! says may be out of date, the lock is not.
+//! says may be out of date, the lock is not. Whoever removes the file lets another writer in, which
+//! the one before notices before it changes anything more (`io/guarded.rs`).
 
-use crate::error::{Error, Result, bail};
-use crate::io::{FileLock, Locking, Medium, OpenMode};
+use super::state;
+use crate::error::{Error, ErrorKind, Result, bail};
+use crate::io::{FileLock, GuardedMedium, Locking, Medium, OpenMode};
 use std::path::Path;
+use std::sync::Arc;
 
 pub(in crate::store) const NAME: &str = "lock";
+/// A lock file on its way to its place.
+const OWN_NAME: &str = "own-lock";
 /// What the file says at most of its holder.
 const HOLDER_BYTES_MAX: u64 = 4096;
 /// How often the file may be removed or replaced while it is being locked.
@@ -17,7 +22,7 @@ const TRIES_MAX: usize = 100;
 /// The right to write to a store, until it is dropped.
 #[derive(Debug)]
 pub(in crate::store) struct WriterLock {
-    _lock: Box<dyn FileLock>,
+    lock: Arc<dyn FileLock>,
     /// That of the store's cold directory.
     _cold: Option<Box<WriterLock>>,
 }
@@ -28,9 +33,14 @@ impl WriterLock {
         for _ in 0..TRIES_MAX {
             match medium.lock(NAME).map_err(or_read_only)? {
                 Locking::Taken(lock) if lock.is_current()? => {
+                    if medium.state_of(NAME)?.links > 1 {
+                        // As in a backup of hard links: two stores would share one lock.
+                        make_own(medium).map_err(or_read_only)?;
+                        continue;
+                    }
                     // Only people read it: where it cannot be written, the lock holds as well.
                     let _ = name_holder(medium);
-                    return Ok(Self { _lock: lock, _cold: None });
+                    return Ok(Self { lock: Arc::from(lock), _cold: None });
                 }
                 // Somebody has removed the file meanwhile, and another may lock a new one.
                 Locking::Taken(_) => {}
@@ -54,10 +64,32 @@ impl WriterLock {
         bail!(Locked, "the lock file of store {} is removed again and again", path.display())
     }
 
+    /// The medium of the locked file, whose names are changed only while the lock is held, and
+    /// whose files are written in place only where they have no other names.
+    pub(in crate::store) fn guard(&self, medium: Arc<dyn Medium>) -> Result<Arc<dyn Medium>> {
+        Ok(Arc::new(GuardedMedium::new(medium, &self.lock, is_written_in_place)?))
+    }
+
     /// Keeps the lock of the store's cold directory, too.
     pub(in crate::store) fn with_cold(self, cold: Option<Self>) -> Self {
         Self { _cold: cold.map(Box::new), ..self }
     }
+}
+
+/// Puts a new lock file in the place of one that has further names. Whoever asks first has it.
+fn make_own(medium: &dyn Medium) -> Result<()> {
+    match medium.remove(OWN_NAME) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    drop(medium.open(OWN_NAME, OpenMode::CreateNew)?);
+    medium.rename(OWN_NAME, NAME)
+}
+
+/// Whether files of this name are written in place. Those with states of commits never are, and
+/// have second names where commits share one.
+fn is_written_in_place(name: &str) -> bool {
+    state::sequence_of(name).is_none()
 }
 
 /// Says what a process may still do that must not write.

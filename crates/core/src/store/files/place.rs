@@ -5,6 +5,7 @@
 use crate::error::{Error, Result, bail};
 use crate::store::files::leftovers::is_of_a_store;
 use crate::store::files::{lock, superblock};
+use crate::store::open::{absolute, is_directory, is_there};
 use crate::store::sweeps::copy::UNFINISHED;
 use std::path::Path;
 
@@ -17,11 +18,11 @@ const HARMLESS: [&str; 3] = [lock::NAME, superblock::NEW_NAME, "lost+found"];
 ///
 /// *Errors*: `Misuse`, `Io`.
 pub fn check_place(path: &Path) -> Result<()> {
-    let path = &crate::store::open::absolute(path)?;
-    if !path.exists() {
+    let path = &absolute(path)?;
+    if !is_there(path)? {
         return check_parents(path);
     }
-    if !path.is_dir() {
+    if !is_directory(path)? {
         bail!(Misuse, "{} is a file, expected a directory", path.display());
     }
     let named = |error| Error::os(path.display(), error);
@@ -53,7 +54,7 @@ pub fn check_place(path: &Path) -> Result<()> {
 fn check_parents(path: &Path) -> Result<()> {
     let parent = path.parent().unwrap_or(path);
     let above = parent.parent().unwrap_or(parent);
-    if !parent.exists() && !above.exists() {
+    if !is_there(parent)? && !is_there(above)? {
         bail!(
             Misuse,
             "store {} cannot be made: there is no folder {}; make it first, if that is the path \

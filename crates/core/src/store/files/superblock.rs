@@ -3,7 +3,7 @@
 //! Format: `docs/formats/superblock.md`. It is the first file of a store and the last to go, so a
 //! directory that has others and not this one has lost it.
 
-use crate::error::{Result, bail};
+use crate::error::{Error, Result, bail};
 use crate::io::{Medium, OpenMode};
 use crate::store::files::leftovers;
 use crate::store::has_file;
@@ -19,11 +19,19 @@ const MAGIC: [u8; 8] = *b"EMBEDROK";
 const VERSION: u32 = 1;
 const BYTES: usize = 4096;
 
-/// Whether a store's superblock is in a directory, sound or not.
-pub(in crate::store) fn is_in(directory: &Path) -> bool {
+/// Whether a store's superblock is in a directory, sound or not. One that may not be read is none.
+///
+/// *Errors*: `Io` where the device does not tell.
+pub(in crate::store) fn is_in(directory: &Path) -> Result<bool> {
     let mut magic = [0; MAGIC.len()];
-    let file = File::open(directory.join(NAME));
-    file.and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == MAGIC
+    let path = directory.join(NAME);
+    match File::open(&path).and_then(|mut file| file.read_exact(&mut magic)) {
+        Ok(()) => Ok(magic == MAGIC),
+        Err(error) if error.raw_os_error() == Some(libc::EIO) => {
+            Err(Error::os(path.display(), error))
+        }
+        Err(_) => Ok(false),
+    }
 }
 
 /// What a store is.

@@ -84,6 +84,7 @@ impl Inner {
         log: &mut dyn Storage,
         bound: SpaceBound,
     ) -> Result<bool> {
+        self.medium.check_lock()?;
         if !self.reserve_to_clean(engine, class, log)? {
             return Ok(false);
         }
@@ -155,6 +156,7 @@ impl Inner {
         self.check_unpoisoned()?;
         let result = (|| {
             // What waits was changed after the commit that is under way was captured.
+            self.medium.check_lock()?;
             if !planted::is(Bug::BufferBeforeCommit) {
                 self.finish_captured(engine, class, log)?;
             }

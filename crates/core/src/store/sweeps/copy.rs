@@ -16,7 +16,7 @@ use crate::store::files::class_file::{has_rows, lies_apart};
 use crate::store::files::lock::WriterLock;
 use crate::store::files::place::check_place;
 use crate::store::files::{head, pairing, pins, state, superblock};
-use crate::store::open::absolute;
+use crate::store::open::{absolute, is_there};
 use crate::store::tables::MEASURE;
 use crate::store::{Store, cold, journal};
 use serde::Serialize;
@@ -261,7 +261,7 @@ pub(super) fn begin_copy(
     change: &dyn Fn(StoreOptions) -> StoreOptions,
 ) -> Result<Store> {
     let destination = &absolute(destination)?;
-    if destination.join("superblock").exists() {
+    if is_there(&destination.join(superblock::NAME))? {
         remove_if_unfinished(destination, cold_directory)?;
     } else {
         check_place(destination)?;
@@ -335,7 +335,7 @@ pub(in crate::store) fn check_disk(medium: &dyn Medium, tables: &[TableInfo]) ->
 
 /// Refuses what a copy has left that failed, was cut off or goes on.
 pub(in crate::store) fn refuse_unfinished(path: &Path) -> Result<()> {
-    if path.join(UNFINISHED).exists() {
+    if is_there(&path.join(UNFINISHED))? {
         bail!(
             NotFound,
             "{} is no store: a copy into it goes on, or was not finished; copy again to the same \
@@ -351,7 +351,7 @@ fn mark_unfinished(destination: &Path) -> Result<()> {
     let named = |error| Error::os(destination.display(), error);
     std::fs::create_dir_all(destination).map_err(named)?;
     let medium = DirectoryMedium::open(destination, IoChoice::default())?;
-    if !destination.join(UNFINISHED).exists() {
+    if !is_there(&destination.join(UNFINISHED))? {
         medium.open(UNFINISHED, OpenMode::CreateNew)?;
     }
     medium.sync_dir()
@@ -365,10 +365,16 @@ fn remove_if_unfinished(destination: &Path, cold_directory: Option<&Path>) -> Re
     let store = Store::open_any(destination, options)?;
     let (last, cold) = (store.last_commit(), store.inner.medium.apart().cloned());
     let uuid = store.inner.superblock.uuid;
+    // Both were opened by path: what is removed is what is locked.
+    for medium in [&own as &dyn Medium, &*store.inner.medium] {
+        if let Some(what) = medium.displaced()? {
+            bail!(NotFound, "{what}; nothing was removed; copy again");
+        }
+    }
     // With the partitions that lie apart.
     let medium = Arc::clone(&store.inner.medium);
     drop(store);
-    if last.is_some() && !destination.join(UNFINISHED).exists() {
+    if last.is_some() && !is_there(&destination.join(UNFINISHED))? {
         bail!(Misuse, "{} holds a store already; copy to another place", destination.display());
     }
     // With those that lie apart.

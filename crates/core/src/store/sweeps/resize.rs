@@ -8,8 +8,8 @@ use crate::io::{DirectoryMedium, Medium};
 use crate::row::RowLayout;
 use crate::storage::{self, Resize};
 use crate::store::files::lock::WriterLock;
-use crate::store::files::superblock::Superblock;
-use crate::store::open::absolute;
+use crate::store::files::superblock::{self, Superblock};
+use crate::store::open::{absolute, is_there};
 use crate::store::recovery::{Target, recover};
 use serde::Serialize;
 use std::path::Path;
@@ -52,7 +52,7 @@ pub fn resize(
 ) -> Result<ResizeReport> {
     let path = absolute(path.as_ref())?;
     refuse_unfinished(&path)?;
-    if !path.join(crate::store::files::superblock::NAME).exists() {
+    if !is_there(&path.join(superblock::NAME))? {
         bail!(NotFound, "there is no store at {}", path.display());
     }
     let apart = to.pmem_directory.map(absolute).transpose()?;

@@ -2,6 +2,7 @@
 
 mod aside;
 mod back;
+mod between;
 mod bounds;
 mod budget;
 mod changes;
@@ -13,6 +14,7 @@ mod damage;
 mod descriptors;
 mod failed_writes;
 mod files;
+mod folder;
 mod freeze;
 mod full;
 mod harm;

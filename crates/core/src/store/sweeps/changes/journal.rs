@@ -4,8 +4,9 @@
 //! goes back cuts them, which shows as records that are missing.
 
 use crate::config::CommitInfo;
-use crate::error::{Error, ErrorKind, Result, bail};
+use crate::error::{Error, Result, bail};
 use crate::io::Medium;
+use crate::store::has_file;
 use crate::store::journal::{CommitRecord, JournalReader, RecordKind, name_of, numbers, read_json};
 
 /// The part of a journal file that lies between two commits.
@@ -40,7 +41,7 @@ pub(super) fn look_back(
     for number in numbers(medium)?.into_iter().rev() {
         let opened = match JournalReader::open(medium, seed, number) {
             // A writer has dropped it meanwhile, and those before.
-            Err(error) if error.kind() == ErrorKind::NotFound => break,
+            Err(_) if !has_file(medium, &name_of(number))? => break,
             opened => opened?,
         };
         // One without a header has no commit: the writer begins it just now, or had crashed.
