@@ -135,12 +135,24 @@ fn probe_alignment(file: &File, write: bool) -> io::Result<Option<usize>> {
     if write {
         file.write_all_at(bytes, 0)?;
     }
+    try_alignments(known, &mut |offset, length| {
+        file.read_exact_at(&mut bytes[..length], offset as u64)
+    })
+}
+
+/// The first alignment with which a read succeeds, of the one that is known or of all.
+///
+/// *Errors*: the refusal, where all are refused; what has nothing to do with alignment at once.
+fn try_alignments(
+    known: Option<usize>,
+    read: &mut dyn FnMut(usize, usize) -> io::Result<()>,
+) -> io::Result<Option<usize>> {
     let tries = known.map_or(vec![ALIGNMENT_MIN, ALIGNMENT_MAX], |known| vec![known]);
     let mut outcome = Ok(None);
     for alignment in tries {
         // From the second unit where the block has one, so that the offset is tried, too.
         let offset = if alignment < ALIGNMENT_MAX { alignment } else { 0 };
-        match file.read_exact_at(&mut bytes[..alignment], offset as u64) {
+        match read(offset, alignment) {
             Ok(()) => return Ok(Some(alignment)),
             Err(error) if lacks(&error) => outcome = Err(error),
             Err(error) => return Err(error),
@@ -177,4 +189,33 @@ fn told_alignment(file: &File) -> Told {
 #[cfg(not(target_os = "linux"))]
 fn told_alignment(_file: &File) -> Told {
     Told::Nothing
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn os(code: i32) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(code))
+    }
+
+    // One read that failed made a store with short pages one for another disk.
+    #[test]
+    fn only_a_refusal_leads_to_the_next_alignment() {
+        let mut tried = Vec::new();
+        let mut run = |known, first: i32| {
+            tried.clear();
+            let found = try_alignments(known, &mut |offset, length| {
+                tried.push((offset, length));
+                if tried.len() == 1 && first != 0 { os(first) } else { Ok(()) }
+            });
+            (found.map_err(|error| error.raw_os_error()), tried.clone())
+        };
+        assert_eq!(run(None, 0), (Ok(Some(512)), vec![(512, 512)]));
+        assert_eq!(run(None, libc::EINVAL), (Ok(Some(4096)), vec![(512, 512), (0, 4096)]));
+        assert_eq!(run(None, libc::EIO), (Err(Some(libc::EIO)), vec![(512, 512)]));
+        assert_eq!(run(Some(4096), libc::EINVAL), (Err(Some(libc::EINVAL)), vec![(0, 4096)]));
+        let refused = try_alignments(None, &mut |_, _| os(libc::EINVAL)).unwrap_err();
+        assert!(lacks(&refused));
+    }
 }
