@@ -17,13 +17,14 @@ LEVELS = {"io": 1, "index": 2, "cache": 3, "storage": 3, "store": 4}
 PMEM = ENGINE.parents[1] / "pmem" / "src"
 
 PARTS_OF_PMEM = (
-    "error",
+    "error planted",
     "bucket",
+    "slot_word",
     "epoch",
     "medium",
     "map",
-    "region redo",
-    "hash batch put rehome check",
+    "region redo bucket_check",
+    "hash batch put rehome check upgrade",
     "slab",
     "rows",
     "resize",

@@ -26,7 +26,8 @@ impl<M: Medium> PetHash<M> {
     /// not in memory.
     ///
     /// # Errors
-    /// `Misuse` where there are not as many values as keys.
+    /// `Misuse` where there are not as many values as keys; `Corrupt` where a damaged bucket may
+    /// hide a key.
     pub fn get_batch(&self, keys: &[u64], ahead: Prefetch, values: &mut [u64]) -> Result<()> {
         if keys.len() != values.len() {
             let (keys, values) = (keys.len(), values.len());
@@ -38,7 +39,7 @@ impl<M: Medium> PetHash<M> {
         match ahead {
             Prefetch::None => {
                 for (key, value) in keys.iter().zip(values) {
-                    *value = self.get(*key);
+                    *value = self.get(*key)?;
                 }
             }
             Prefetch::NextKey => {
@@ -49,11 +50,11 @@ impl<M: Medium> PetHash<M> {
                     if let Some(next) = next {
                         self.ask_for_header(next);
                     }
-                    *value = self.find(path, keys[at]).0;
+                    *value = self.find(path, keys[at])?.0;
                     path = next.unwrap_or(path);
                 }
             }
-            Prefetch::Staged => self.get_staged(keys, values),
+            Prefetch::Staged => self.get_staged(keys, values)?,
         }
         Ok(())
     }
@@ -64,7 +65,7 @@ impl<M: Medium> PetHash<M> {
         self.region.medium.expect(word..word + BUCKET_WORDS);
     }
 
-    fn get_staged(&self, keys: &[u64], values: &mut [u64]) {
+    fn get_staged(&self, keys: &[u64], values: &mut [u64]) -> Result<()> {
         let none = Path::new(0, 0, self.buckets());
         let (mut paths, mut next) = ([none; GROUP], [none; GROUP]);
         let mut groups = keys.chunks(GROUP).peekable();
@@ -80,10 +81,11 @@ impl<M: Medium> PetHash<M> {
                 self.ask_for_slot(*path);
             }
             for ((key, path), value) in keys.iter().zip(&paths).zip(values) {
-                *value = self.find(*path, *key).0;
+                *value = self.find(*path, *key)?.0;
             }
             std::mem::swap(&mut paths, &mut next);
         }
+        Ok(())
     }
 
     #[inline(always)]

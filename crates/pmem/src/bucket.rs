@@ -5,11 +5,14 @@
 //! | 0 | opening (32 bits), version (31), locked (1) |
 //! | 1 | fingerprints of slots 0 to 7 |
 //! | 2 | fingerprints of slots 8 to 13, then the overflow counter (16 bits) |
-//! | 3 | 0 |
+//! | 3 | check of the fingerprints, the counter and the keys |
 //! | 4 + 2 i | key of slot i |
 //! | 5 + 2 i | its value |
 //!
-//! A fingerprint of 0 says that the slot is free; storing another publishes key and value.
+//! A fingerprint of 0 says that the slot is free; storing another publishes key and value. Values
+//! are one word each, which changes alone: who keeps them checks them (`slot_word.rs`).
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Slots of a bucket, which the paper fits into 256 bytes (figure 4).
 pub(crate) const SLOTS: usize = 14;
@@ -17,6 +20,38 @@ pub(crate) const BUCKET_WORDS: usize = 32;
 /// Offsets of words in a bucket.
 pub(crate) const STATE: usize = 0;
 pub(crate) const PRINTS: usize = 1;
+pub(crate) const CHECK: usize = 3;
+const KEYS: usize = 4;
+const CHECK_SEED: u64 = u64::from_le_bytes(*b"ERPMBCKT");
+
+/// Words that the check covers: two of fingerprints and the counter, and the keys.
+pub(crate) const CHECKED_WORDS: usize = 2 + SLOTS;
+
+/// Where in a bucket the words lie that the check covers, in order.
+#[inline(always)]
+pub(crate) fn checked_word(at: usize) -> usize {
+    if at < 2 { PRINTS + at } else { KEYS + 2 * (at - 2) }
+}
+
+/// Which of those a word of a bucket is.
+pub(crate) fn position_in_check(word: usize) -> Option<usize> {
+    match word {
+        1..=2 => Some(word - PRINTS),
+        KEYS.. if (word - KEYS).is_multiple_of(2) => Some(2 + (word - KEYS) / 2),
+        _ => None,
+    }
+}
+
+/// The check of a bucket with these words, never 0: a page of zeros has none. It is one of the
+/// bucket's place, too.
+#[inline(always)]
+pub(crate) fn check_of(words: &[u64; CHECKED_WORDS], bucket: u64, salt: u64) -> u64 {
+    let mut bytes = [0; CHECKED_WORDS * 8];
+    for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+        to.copy_from_slice(&word.to_le_bytes());
+    }
+    xxh3_64_with_seed(&bytes, CHECK_SEED ^ mix(bucket ^ salt)).max(1)
+}
 
 const LOCKED: u64 = 1 << 63;
 const VERSION_ONE: u64 = 1 << 32;
@@ -160,7 +195,7 @@ impl Path {
 /// Every bit of the key reaches every bit of the result, so that keys with any stride spread.
 /// (Constants: Pelle Evensen's "moremur", as in the engine's `hash.rs`.)
 #[inline(always)]
-fn mix(key: u64) -> u64 {
+pub(crate) fn mix(key: u64) -> u64 {
     let mut x = key;
     x ^= x >> 27;
     x = x.wrapping_mul(0x3C79_AC49_2BA7_B653);

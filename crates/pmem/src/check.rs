@@ -23,6 +23,7 @@ impl<M: Medium> PetHash<M> {
         let mut passed = vec![0u16; self.buckets() as usize];
         let mut checked = Checked::default();
         for bucket in 0..self.buckets() {
+            self.region.verify(bucket)?;
             let prints = self.prints(bucket);
             for slot in prints.occupied() {
                 let path = self.path(self.key_at(bucket, slot)?);
@@ -55,7 +56,7 @@ impl<M: Medium> PetHash<M> {
         let key = self.region.medium.load(self.key_word(bucket, slot));
         let path = self.path(key);
         let print = self.prints(bucket).get(slot);
-        let what = match self.locate(path, key) {
+        let what = match self.locate(path, key)? {
             _ if print != path.print => {
                 format!("has fingerprint {print}, expected {}", path.print)
             }

@@ -13,8 +13,13 @@
 //! buckets of which they change fingerprints or counters. They wait for the home alone; where
 //! another lock is taken, they let go and begin again.
 //!
+//! **Damage.** Each bucket has a check of its fingerprints, counter and keys. A reader that finds a
+//! key needs none: the row says whose it is. One that finds nothing compares the check of every
+//! bucket that it has visited, as does whoever changes a bucket. A check that does not match in a
+//! bucket that nobody has changed meanwhile is damage, and never "no such key".
+//!
 //! **Crashes.** A known key's value is one word. Everything else changes several, all or none of
-//! them (`redo.rs`), but for a removal at home, which is one fingerprint.
+//! them, with the check (`redo.rs`).
 //!
 //! Source: Xie et al., *PetPS: Supporting Huge Embedding Models with Persistent Memory*, VLDB 2023,
 //! section 3.2. The lock per bucket is folded into the version; the overflow counter is wider.
@@ -67,7 +72,9 @@ impl<M: Medium> PetHash<M> {
     /// # Errors
     /// `Corrupt`; `Unsupported`; `Io`.
     pub fn recover(medium: M) -> Result<Self> {
-        Ok(Self::new(Arc::new(Region::open(medium)?)))
+        let index = Self::new(Arc::new(Region::open(medium)?));
+        index.make_checks()?;
+        Ok(index)
     }
 
     pub(crate) fn new(region: Arc<Region<M>>) -> Self {
@@ -118,23 +125,43 @@ impl<M: Medium> PetHash<M> {
     }
 
     /// The value of a key, or [`ABSENT`]. Never blocks.
+    ///
+    /// # Errors
+    /// `Corrupt` where a damaged bucket may hide the key.
     #[inline]
-    pub fn get(&self, key: u64) -> u64 {
-        self.find(self.path(key), key).0
+    pub fn get(&self, key: u64) -> Result<u64> {
+        Ok(self.find(self.path(key), key)?.0)
     }
 
     /// As [`get`](Self::get), and how many buckets were visited.
-    pub fn get_counted(&self, key: u64) -> (u64, u64) {
+    ///
+    /// # Errors
+    /// As `get`.
+    pub fn get_counted(&self, key: u64) -> Result<(u64, u64)> {
         self.find(self.path(key), key)
     }
 
     #[inline(always)]
-    pub(crate) fn find(&self, path: Path, key: u64) -> (u64, u64) {
+    pub(crate) fn find(&self, path: Path, key: u64) -> Result<(u64, u64)> {
         loop {
             if let Some(found) = self.try_find(path, key) {
-                return found;
+                if found.0 == ABSENT {
+                    self.verify_path(path, found.1)?;
+                }
+                return Ok(found);
             }
         }
+    }
+
+    /// Compares the first buckets of a path, in which a key was not found, with their checks.
+    #[inline(always)]
+    fn verify_path(&self, path: Path, buckets: u64) -> Result<()> {
+        let mut bucket = path.home;
+        for _ in 0..buckets {
+            self.region.verify(bucket)?;
+            bucket = path.next(bucket, self.buckets());
+        }
+        Ok(())
     }
 
     /// `None` where a writer came between.
@@ -159,19 +186,25 @@ impl<M: Medium> PetHash<M> {
     }
 
     /// Where a key is, while its home bucket is held: its entry stays, what it passes may change.
-    pub(crate) fn locate(&self, path: Path, key: u64) -> Option<Located> {
+    ///
+    /// # Errors
+    /// `Corrupt` where a damaged bucket may hide it.
+    pub(crate) fn locate(&self, path: Path, key: u64) -> Result<Option<Located>> {
         let mut bucket = path.home;
-        for passed in 0..PROBES_MAX {
-            let prints = self.prints(bucket);
+        let mut visited = 0;
+        while visited < PROBES_MAX {
+            let (prints, passed) = (self.prints(bucket), visited);
             if let Some((slot, value)) = self.search(bucket, prints, path.print, key) {
-                return Some(Located { bucket, slot, passed, value });
+                return Ok(Some(Located { bucket, slot, passed, value }));
             }
+            visited += 1;
             if prints.overflow() == 0 {
-                return None;
+                break;
             }
             bucket = path.next(bucket, self.buckets());
         }
-        None
+        self.verify_path(path, visited)?;
+        Ok(None)
     }
 
     /// Gives a key a value and returns the one it had, or [`ABSENT`]. Durable after the next fence.
@@ -258,63 +291,60 @@ impl<M: Medium> PetHash<M> {
     }
 
     /// Removes a key and returns the value it had, or [`ABSENT`], which `seen` is told while the
-    /// key is locked. Durable after the next fence.
+    /// key is locked. Durable on return.
     ///
     /// # Errors
-    /// `Io`.
+    /// `Corrupt` where a bucket that would change is damaged; `Io`.
     pub fn remove(&self, key: u64, seen: impl FnOnce(u64)) -> Result<u64> {
-        self.region.writable()?;
+        let (mut before, mut seen) = (ABSENT, Some(seen));
+        self.remove_batch(&[key], |_, old| {
+            before = old;
+            if let Some(seen) = seen.take() {
+                seen(old);
+            }
+        })?;
+        Ok(before)
+    }
+
+    /// Removes a key behind its home.
+    pub(crate) fn remove_displaced(&self, key: u64, seen: &mut impl FnMut(u64, u64)) -> Result<()> {
         let path = self.path(key);
         loop {
             let home = self.lock(path.home);
-            let Some(at) = self.locate(path, key) else {
-                self.flush_absence(path);
-                return Ok(ABSENT);
+            let Some(at) = self.locate(path, key)? else { return Ok(()) };
+            let Some(_held) = self.lock_path(path, at.passed) else {
+                drop(home);
+                std::thread::yield_now();
+                continue;
             };
-            if at.passed == 0 {
-                let (word, prints) = self.prints(at.bucket).with(at.slot, 0);
-                let word = self.word(at.bucket) + PRINTS + word;
-                self.region.medium.store(word, prints);
-                self.region.medium.flush(word..word + 1);
-            } else {
-                let Some(_held) = self.lock_path(path, at.passed) else {
-                    drop(home);
-                    std::thread::yield_now();
-                    continue;
-                };
-                let mut change = Change::default();
-                self.print(&mut change, at.bucket, at.slot, 0);
-                let mut bucket = path.home;
-                for _ in 0..at.passed {
-                    self.count(&mut change, bucket, false);
-                    bucket = path.next(bucket, self.buckets());
-                }
-                change.commit(&self.region)?;
+            let mut change = Change::default();
+            self.print(&mut change, at.bucket, at.slot, 0);
+            let mut bucket = path.home;
+            for _ in 0..at.passed {
+                self.count(&mut change, bucket, false);
+                bucket = path.next(bucket, self.buckets());
             }
-            seen(at.value);
-            return Ok(at.value);
+            change.commit(&self.region)?;
+            seen(key, at.value);
+            return Ok(());
         }
     }
 
     /// Calls `look` with a key's value, or [`ABSENT`], while no other thread can change it. What
     /// it is told is durable after the next fence, although a dead process may have stored it.
-    pub(crate) fn inspect<R>(&self, key: u64, look: impl FnOnce(u64) -> R) -> R {
+    ///
+    /// # Errors
+    /// `Corrupt` where a damaged bucket may hide the key.
+    pub(crate) fn inspect<R>(&self, key: u64, look: impl FnOnce(u64) -> R) -> Result<R> {
         let path = self.path(key);
         let _home = self.lock(path.home);
-        let at = self.locate(path, key);
-        match &at {
-            Some(at) => self.region.medium.flush(self.value_word(at)..self.value_word(at) + 1),
-            None => self.flush_absence(path),
+        let at = self.locate(path, key)?;
+        // Values are all that can be pending: other changes are durable before their locks are let
+        // go, or when their lane is replayed.
+        if let Some(at) = &at {
+            self.region.medium.flush(self.value_word(at)..self.value_word(at) + 1);
         }
-        look(at.map_or(ABSENT, |at| at.value))
-    }
-
-    /// Begins to write back that a key is absent, which another thread or a dead process may have
-    /// stored. A removal at home is all that can be pending: other changes are durable before
-    /// their locks are let go, or when their lane is replayed.
-    fn flush_absence(&self, path: Path) {
-        let word = self.word(path.home) + PRINTS;
-        self.region.medium.flush(word..word + 2);
+        Ok(look(at.map_or(ABSENT, |at| at.value)))
     }
 
     fn value_word(&self, at: &Located) -> usize {

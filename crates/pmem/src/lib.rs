@@ -15,8 +15,9 @@
 //! views                  rows lent out where they lie
 //! rows, resize           rows by key, durable; a region of another size
 //! slab, epoch            which row slots are free; who still reads replaced rows
-//! hash                   look-ups and changes (batch, put, rehome and check are parts of it)
-//! region, redo, bucket   what lies where; changes of several words; the bits of a bucket
+//! hash                   look-ups and changes (batch, put, rehome, check, upgrade are parts of it)
+//! slot_word              where the row of a key lies, with a check
+//! region, redo, bucket   what lies where; changes of several words; the bits of a bucket, its check
 //! medium, map            words, and how they become durable
 //! ```
 //!
@@ -24,12 +25,14 @@
 
 mod batch;
 mod bucket;
+mod bucket_check;
 mod check;
 mod epoch;
 mod error;
 mod hash;
 mod map;
 mod medium;
+mod planted;
 mod put;
 mod redo;
 mod region;
@@ -37,6 +40,8 @@ mod rehome;
 mod resize;
 mod rows;
 mod slab;
+mod slot_word;
+mod upgrade;
 mod views;
 
 #[cfg(test)]
@@ -50,6 +55,8 @@ pub use error::{Error, ErrorKind, Result};
 pub use hash::{ABSENT, PetHash};
 pub use map::Mapped;
 pub use medium::{Durability, Medium, WORD_BYTES};
+#[cfg(feature = "planted")]
+pub use planted::plant_unchecked_buckets;
 pub use region::Geometry;
 pub use rehome::Rehomed;
 pub use resize::{resize, resize_with};

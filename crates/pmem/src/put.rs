@@ -1,20 +1,20 @@
-//! Values for a batch of keys: new keys share their fences.
+//! Values for a batch of keys, and removals: new keys, and those that go, share their fences.
 //!
-//! Keys that are new and have room at home are gathered in a group, whose home buckets stay locked
-//! until one change publishes them all. Three fences then serve twenty keys, or more than a hundred
-//! in a file, where a fence is a wait for the disk.
+//! Keys that are new and have room at home, or that go from there, are gathered in a group, whose
+//! home buckets stay locked until one change publishes them all. Three fences then serve twenty
+//! keys, or more than a hundred in a file, where a fence is a wait for the disk.
 
 use crate::error::{Error, Result};
 use crate::hash::{ABSENT, Held, PetHash};
 use crate::medium::{Durability, Medium};
 use crate::redo::{Change, ENTRIES_MAX};
 
-/// Words of a change for one new key: key, value, fingerprint.
-const WORDS_OF_KEY: usize = 3;
+/// Words of a change for one new key: key, value, fingerprint, check of its bucket.
+const WORDS_OF_KEY: usize = 4;
 /// Words of a group where a fence takes less than a microsecond: other writers wait briefly.
 const WORDS_OF_GROUP: usize = 20 * WORDS_OF_KEY;
 
-/// New keys that are published together.
+/// Keys that come or go together.
 struct Group<'a, M: Medium> {
     index: &'a PetHash<M>,
     change: Change,
@@ -23,6 +23,8 @@ struct Group<'a, M: Medium> {
     /// Their numbers, to find out quickly what is held.
     buckets: Vec<u64>,
     keys: Vec<u64>,
+    /// What each of them had: [`ABSENT`] for those that are new.
+    before: Vec<u64>,
     words_max: usize,
 }
 
@@ -52,17 +54,7 @@ impl<M: Medium> PetHash<M> {
         if let Err(error) = self.region.writable() {
             return (0, Err(error));
         }
-        let mut group = Group {
-            index: self,
-            change: Change::default(),
-            held: Vec::new(),
-            buckets: Vec::new(),
-            keys: Vec::new(),
-            words_max: match self.region.medium.durability() {
-                Durability::Sync => ENTRIES_MAX,
-                _ => WORDS_OF_GROUP,
-            },
-        };
+        let mut group = Group::of(self);
         for (at, (key, value)) in keys.iter().zip(values).enumerate() {
             if let Err(error) = group.put(*key, *value, &mut seen) {
                 return (at, Err(error));
@@ -70,35 +62,80 @@ impl<M: Medium> PetHash<M> {
         }
         (keys.len(), group.publish(&mut seen))
     }
+
+    /// Removes keys. `seen` is told each one that was there and the value that it had, while the
+    /// key is locked. Durable on return; a crash before leaves each key there or not.
+    ///
+    /// # Errors
+    /// `Corrupt` where a bucket that would change is damaged; `Io`, after which the index takes no
+    /// changes. Nobody knows then which keys were removed, but those that `seen` was told.
+    pub fn remove_batch(&self, keys: &[u64], mut seen: impl FnMut(u64, u64)) -> Result<()> {
+        self.region.writable()?;
+        let mut group = Group::of(self);
+        keys.iter().try_for_each(|key| group.remove(*key, &mut seen))?;
+        group.publish(&mut seen)
+    }
 }
 
-impl<M: Medium> Group<'_, M> {
+impl<'a, M: Medium> Group<'a, M> {
+    fn of(index: &'a PetHash<M>) -> Self {
+        Self {
+            index,
+            change: Change::default(),
+            held: Vec::new(),
+            buckets: Vec::new(),
+            keys: Vec::new(),
+            before: Vec::new(),
+            words_max: match index.region.medium.durability() {
+                Durability::Sync => ENTRIES_MAX,
+                _ => WORDS_OF_GROUP,
+            },
+        }
+    }
+
+    /// Makes room for one key more, and holds its home. `None` where the group does already.
+    fn hold_home(
+        &mut self,
+        key: u64,
+        home: u64,
+        seen: &mut impl FnMut(u64, u64),
+    ) -> Result<Option<Held<'a, M>>> {
+        let index = self.index;
+        if self.keys.contains(&key) || (self.keys.len() + 1) * WORDS_OF_KEY > self.words_max {
+            self.publish(seen)?;
+        }
+        if self.buckets.contains(&home) {
+            return Ok(None);
+        }
+        if let Some(held) = index.try_lock(home) {
+            return Ok(Some(held));
+        }
+        self.publish(seen)?;
+        Ok(Some(index.lock(home)))
+    }
+
+    /// Adds a key that came or goes to the group.
+    fn add(&mut self, key: u64, before: u64, home: Option<Held<'a, M>>) {
+        self.keys.push(key);
+        self.before.push(before);
+        if let Some(home) = home {
+            self.buckets.push(home.bucket);
+            self.held.push(home);
+        }
+    }
+
     fn put(&mut self, key: u64, value: u64, seen: &mut impl FnMut(u64, u64)) -> Result<()> {
         let index = self.index;
         let path = index.path(key);
-        if self.keys.contains(&key) || self.change.len() + WORDS_OF_KEY > self.words_max {
-            self.publish(seen)?;
-        }
-        let mut home = None;
-        if !self.buckets.contains(&path.home) {
-            home = index.try_lock(path.home);
-            if home.is_none() {
-                self.publish(seen)?;
-                home = Some(index.lock(path.home));
-            }
-        }
-        if let Some(at) = index.locate(path, key) {
+        let home = self.hold_home(key, path.home, seen)?;
+        if let Some(at) = index.locate(path, key)? {
             index.set_value(&at, value);
             seen(key, at.value);
             return Ok(());
         }
         if let Some(slot) = index.prints_after(&self.change, path.home).first_free() {
             index.fill(&mut self.change, (path.home, slot), path.print, key, value);
-            self.keys.push(key);
-            if let Some(home) = home {
-                self.buckets.push(path.home);
-                self.held.push(home);
-            }
+            self.add(key, ABSENT, home);
             return Ok(());
         }
         drop(home);
@@ -106,13 +143,29 @@ impl<M: Medium> Group<'_, M> {
         index.put_displaced(key, value, seen)
     }
 
+    fn remove(&mut self, key: u64, seen: &mut impl FnMut(u64, u64)) -> Result<()> {
+        let index = self.index;
+        let path = index.path(key);
+        let home = self.hold_home(key, path.home, seen)?;
+        let Some(at) = index.locate(path, key)? else { return Ok(()) };
+        if at.passed == 0 {
+            index.print(&mut self.change, path.home, at.slot, 0);
+            self.add(key, at.value, home);
+            return Ok(());
+        }
+        drop(home);
+        self.publish(seen)?;
+        index.remove_displaced(key, seen)
+    }
+
     /// Publishes the keys and lets go of their buckets.
     fn publish(&mut self, seen: &mut impl FnMut(u64, u64)) -> Result<()> {
         if !self.keys.is_empty() {
             self.change.commit(&self.index.region)?;
-            self.keys.iter().for_each(|key| seen(*key, ABSENT));
+            self.keys.iter().zip(&self.before).for_each(|(key, before)| seen(*key, *before));
         }
         self.keys.clear();
+        self.before.clear();
         self.buckets.clear();
         self.held.clear();
         Ok(())
@@ -125,7 +178,7 @@ impl<M: Medium> PetHash<M> {
         let path = self.path(key);
         loop {
             let home = self.lock(path.home);
-            let known = self.locate(path, key);
+            let known = self.locate(path, key)?;
             let free = self.prints(path.home).first_free();
             if let Some(at) = known {
                 self.set_value(&at, value);

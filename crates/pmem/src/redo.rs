@@ -7,6 +7,7 @@
 //! That works because who changes words holds the locks of their buckets until the lane is clear:
 //! nobody else changes them meanwhile.
 
+use crate::bucket::{CHECK, check_of, position_in_check};
 use crate::error::{Error, Result};
 use crate::medium::{Medium, WORD_BYTES};
 use crate::region::Region;
@@ -24,6 +25,36 @@ const HEAD_WORDS: usize = 2;
 pub(crate) const ENTRIES_MAX: usize = (LANE_WORDS - HEAD_WORDS) / 2;
 const CHECKSUM_SEED: u64 = u64::from_le_bytes(*b"ERPMREDO");
 
+/// Changes whose words are being stored, by threads of this process: words and checks that are read
+/// meanwhile may not belong together.
+#[derive(Default)]
+pub(crate) struct Stores {
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
+impl Stores {
+    /// Before the first word: who sees that sees this.
+    fn begin(&self) {
+        self.begun.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// After the last word. Pairs with `ended`.
+    fn end(&self) {
+        self.ended.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// How many have ended: the words of those are seen from here on.
+    pub(crate) fn ended(&self) -> u64 {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Whether none but those had begun when what was loaded before was loaded.
+    pub(crate) fn none_since(&self, ended: u64) -> bool {
+        self.begun.load(Ordering::Acquire) == ended
+    }
+}
+
 /// Which lanes are in use by threads of this process.
 #[derive(Default)]
 pub(crate) struct Lanes(AtomicU64);
@@ -35,11 +66,6 @@ pub(crate) struct Lanes(AtomicU64);
 pub(crate) struct Change(Vec<(usize, u64)>);
 
 impl Change {
-    /// How many words there are, at most [`ENTRIES_MAX`].
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
-    }
-
     /// A word as it will be after the changes so far.
     pub(crate) fn load(&self, medium: &impl Medium, word: usize) -> u64 {
         let last = self.0.iter().rev().find(|entry| entry.0 == word);
@@ -50,13 +76,19 @@ impl Change {
         self.0.push((word, value));
     }
 
-    /// Stores all words, durably, all of them or none, and forgets them.
+    /// Stores all words, durably, all of them or none, and forgets them. Buckets whose
+    /// fingerprints, counter or keys are among them get a new check, and are held by this thread.
+    ///
+    /// # Errors
+    /// `Corrupt` where one of those is damaged: nothing is stored, so that no check covers damage.
+    /// `Io`.
     pub(crate) fn commit<M: Medium>(&mut self, region: &Region<M>) -> Result<()> {
+        region.writable()?;
+        self.add_checks(region)?;
         assert!(
             self.0.len() <= ENTRIES_MAX,
             "groups and paths are bounded so that a lane has room"
         );
-        region.writable()?;
         let medium = &region.medium;
         let lane = region.lanes.take();
         let start = lane_word(lane.index);
@@ -68,15 +100,43 @@ impl Change {
         medium.store(start, checksum(medium, start, self.0.len()));
         medium.flush(start..start + HEAD_WORDS + 2 * self.0.len());
         region.fence()?;
+        region.stores.begin();
         for (word, value) in &self.0 {
             medium.store(*word, *value);
             medium.flush(*word..word + 1);
         }
+        region.stores.end();
         region.fence()?;
         medium.store(start, 0);
         medium.flush(start..start + 1);
         region.fence()?;
         self.0.clear();
+        Ok(())
+    }
+
+    /// Adds the checks of the buckets that change.
+    fn add_checks<M: Medium>(&mut self, region: &Region<M>) -> Result<()> {
+        let geometry = &region.geometry;
+        let of_entry = |(word, _): &(usize, u64)| geometry.bucket_of_word(*word);
+        let mut buckets: Vec<u64> = self.0.iter().map(of_entry).collect();
+        buckets.sort_unstable();
+        buckets.dedup();
+        if let Some(damaged) = buckets.iter().find(|bucket| !region.is_sound(**bucket)) {
+            return Err(region.damaged(*damaged));
+        }
+        let before: Vec<_> = buckets.iter().map(|bucket| region.checked_words(*bucket)).collect();
+        let mut after = before.clone();
+        for entry in &self.0 {
+            let at = buckets.partition_point(|bucket| *bucket < of_entry(entry));
+            let in_bucket = entry.0 - geometry.bucket_word(buckets[at]);
+            if let Some(checked) = position_in_check(in_bucket) {
+                after[at][checked] = entry.1;
+            }
+        }
+        for (at, bucket) in buckets.iter().enumerate().filter(|(at, _)| before[*at] != after[*at]) {
+            let check = check_of(&after[at], *bucket, geometry.salt);
+            self.store(geometry.bucket_word(*bucket) + CHECK, check);
+        }
         Ok(())
     }
 }

@@ -1,10 +1,11 @@
 //! Where things lie in a region, its header, and what opening one does.
 //!
 //! Opening reads the header, counts the opening up, and finishes the few changes of several words
-//! that were under way (`redo.rs`). It looks at no bucket and no row, whatever the region's size.
+//! that were under way (`redo.rs`). It looks at no bucket and no row, whatever the region's size,
+//! unless the region is of version 1 and has no checks yet (`upgrade.rs`).
 //! The bytes are drawn in `docs/formats/pmem-region.md`.
 
-use crate::bucket::{BUCKET_WORDS, SLOTS};
+use crate::bucket::{self, BUCKET_WORDS, SLOTS};
 use crate::error::{Error, ErrorKind, Result};
 use crate::medium::{Medium, WORD_BYTES};
 use crate::redo;
@@ -16,13 +17,18 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub(crate) const ROW_HEAD_WORDS: usize = 2;
 /// Share of the slots that a full region uses: the paper's load factor.
 pub(crate) const LOAD: f64 = 0.8;
-/// More than any row with its optimizer state takes.
+/// The largest row, optimizer state included.
 const ROW_BYTES_MAX: usize = 1 << 20;
+/// Rows that share fences, and their bytes.
+const PUT_ROWS: usize = 512;
+const PUT_BYTES: usize = 16 << 20;
 /// Slot numbers of rows have so many bits.
 const ROWS_MAX: u64 = 1 << 40;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ERPMREGN");
-const VERSION: u64 = 1;
+/// Buckets have checks.
+pub(crate) const VERSION: u64 = 2;
+const VERSION_WITHOUT_CHECKS: u64 = 1;
 const HEADER_WORDS: usize = 512;
 /// Words that the checksum behind them covers.
 const CHECKED_WORDS: usize = 7;
@@ -34,6 +40,14 @@ pub(crate) const ROWS_WORD: usize = 9;
 /// There are at most so many rows.
 pub(crate) const ROWS_MOST_WORD: usize = 11;
 pub(crate) const HINT_WORD: usize = 12;
+/// Says that every bucket has its check: the header's checksum with another seed; 0 until then.
+const CHECKS_WORD: usize = 13;
+/// Up to where its owner has counted, with a check.
+const MARK_WORD: usize = 14;
+const MARK_SEED: u64 = u64::from_le_bytes(*b"ERPMMARK");
+/// Larger than every mark of an owner that counts: older than nothing.
+pub(crate) const MARK_MAX: u64 = (1 << ROWS_BITS) - 1;
+const CHECKS_SEED: u64 = u64::from_le_bytes(*b"ERPMCHKS");
 /// Bits for that number of rows, below its check.
 const ROWS_BITS: u32 = 44;
 /// Whose region it is: two words, and a check of them.
@@ -69,7 +83,13 @@ impl Geometry {
             )));
         }
         let index = Self::of_index(capacity)?;
-        let row_slots = capacity + Self::reserve(capacity);
+        let row_slots = capacity + Self::reserve(capacity, row_bytes);
+        if row_slots >= ROWS_MAX {
+            return Err(Error::misuse(format!(
+                "a capacity of {capacity} rows takes {row_slots} row slots; a region has up to {}",
+                ROWS_MAX - 1
+            )));
+        }
         Ok(Self { row_bytes, row_slots, ..index })
     }
 
@@ -91,8 +111,14 @@ impl Geometry {
 
     /// Row slots beyond the capacity: those of updates that are under way, and of rows that readers
     /// still hold. A thirty-second, and enough for a few batches.
-    pub(crate) fn reserve(capacity: u64) -> u64 {
-        (capacity / 32).max(2048)
+    pub(crate) fn reserve(capacity: u64, row_bytes: usize) -> u64 {
+        (capacity / 32).max(4 * Self::put_rows(row_bytes) as u64)
+    }
+
+    /// Rows that share two fences: as many as a request has, and few against the reserve of slots;
+    /// of wide rows fewer, so that the reserve stays below 64 MiB.
+    pub(crate) fn put_rows(row_bytes: usize) -> usize {
+        (PUT_BYTES / row_bytes.max(1)).clamp(1, PUT_ROWS)
     }
 
     pub(crate) fn row_words(&self) -> usize {
@@ -103,6 +129,11 @@ impl Geometry {
     #[inline(always)]
     pub(crate) fn bucket_word(&self, bucket: u64) -> usize {
         HEADER_WORDS + redo::AREA_WORDS + bucket as usize * BUCKET_WORDS
+    }
+
+    /// The bucket that a word of the index lies in.
+    pub(crate) fn bucket_of_word(&self, word: usize) -> u64 {
+        ((word - self.bucket_word(0)) / BUCKET_WORDS) as u64
     }
 
     pub(crate) fn index_words(&self) -> Range<usize> {
@@ -124,12 +155,18 @@ impl Geometry {
         self.row_word(self.row_slots) * WORD_BYTES
     }
 
-    fn header(&self) -> [u64; CHECKED_WORDS] {
+    fn header(&self, version: u64) -> [u64; CHECKED_WORDS] {
         let Self { capacity, row_bytes, buckets, row_slots, salt } = *self;
-        [MAGIC, VERSION, capacity, row_bytes as u64, buckets, row_slots, salt]
+        [MAGIC, version, capacity, row_bytes as u64, buckets, row_slots, salt]
     }
 
-    fn read(medium: &impl Medium) -> Result<Self> {
+    /// What the word says that says that every bucket has its check.
+    fn checks_word(&self) -> u64 {
+        check_of(&self.header(VERSION), CHECKS_SEED).max(1)
+    }
+
+    /// The sizes, and whether every bucket has its check.
+    fn read(medium: &impl Medium) -> Result<(Self, bool)> {
         let name = medium.name();
         if medium.words() < HEADER_WORDS {
             return Err(Error::corrupt(format!("{name} is shorter than the header of a region")));
@@ -151,14 +188,26 @@ impl Geometry {
                 format!("{name} has version {version}, this build reads up to {VERSION}"),
             ));
         }
+        let row_bytes = row_bytes as usize;
+        let geometry = Self { capacity, row_bytes, buckets, row_slots, salt };
         let (found, expected) = (medium.load(CHECKSUM_WORD), checksum(&header));
-        if found != expected {
+        let checks = medium.load(CHECKS_WORD);
+        // A power cut may leave version and checksum of two versions, before there are checks.
+        let versions = [VERSION_WITHOUT_CHECKS, VERSION];
+        let between = checks == 0
+            && versions.contains(&version)
+            && versions.iter().any(|version| found == checksum(&geometry.header(*version)));
+        if found != expected && !between {
             return Err(Error::corrupt(format!(
                 "header of {name}: checksum is {found:#018x}, of its bytes {expected:#018x}"
             )));
         }
-        let row_bytes = row_bytes as usize;
-        let geometry = Self { capacity, row_bytes, buckets, row_slots, salt };
+        let has_checks = checks != 0;
+        if has_checks && (version != VERSION || checks != geometry.checks_word()) {
+            return Err(Error::corrupt(format!(
+                "header of {name}: the word that says that buckets have checks is {checks:#018x}"
+            )));
+        }
         if geometry.bytes() > medium.words() * WORD_BYTES {
             return Err(Error::corrupt(format!(
                 "{name} has {} bytes, its header tells of {}",
@@ -166,7 +215,7 @@ impl Geometry {
                 geometry.bytes()
             )));
         }
-        Ok(geometry)
+        Ok((geometry, has_checks))
     }
 }
 
@@ -179,6 +228,9 @@ pub(crate) struct Region<M> {
     /// There were at most so many rows when it was opened, if that is known.
     pub(crate) rows_at_most: Option<u64>,
     pub(crate) lanes: redo::Lanes,
+    pub(crate) stores: redo::Stores,
+    /// Whether every bucket has its check. Without, the region is read and not changed.
+    has_checks: AtomicBool,
     /// Rows that the opening before counted when it ended.
     pub(crate) closed_rows: Option<u64>,
     failed: AtomicBool,
@@ -194,25 +246,32 @@ impl<M: Medium> Region<M> {
                 "{name} has {bytes} bytes, the region needs {needed}"
             )));
         }
-        let header = geometry.header();
+        let header = geometry.header(VERSION);
         for (word, value) in header.iter().enumerate().skip(1) {
             medium.store(word, *value);
         }
+        for bucket in 0..geometry.buckets {
+            let check = bucket::check_of(&[0; bucket::CHECKED_WORDS], bucket, geometry.salt);
+            medium.store(geometry.bucket_word(bucket) + bucket::CHECK, check);
+        }
+        medium.flush(geometry.index_words());
+        medium.store(CHECKS_WORD, geometry.checks_word());
+        medium.store(MARK_WORD, mark_word(0));
         medium.store(CHECKSUM_WORD, checksum(&header));
         medium.store(OPENING_WORD, opening_word(1));
         medium.store(ROWS_MOST_WORD, rows_word(0, 1));
-        medium.flush(0..ROWS_MOST_WORD + 1);
+        medium.flush(0..MARK_WORD + 1);
         medium.fence()?;
         medium.store(0, header[0]);
         medium.flush(0..1);
         medium.fence()?;
-        let of_this = Self::of(medium, geometry, 1);
+        let of_this = Self::of(medium, geometry, 1, true);
         Ok(Self { closed_rows: Some(0), rows_at_most: Some(0), ..of_this })
     }
 
     /// Opens a region, and finishes the changes that were under way.
     pub(crate) fn open(medium: M) -> Result<Self> {
-        let geometry = Geometry::read(&medium)?;
+        let (geometry, has_checks) = Geometry::read(&medium)?;
         let word = medium.load(OPENING_WORD);
         let last = word as u32;
         if word != opening_word(last) {
@@ -232,13 +291,68 @@ impl<M: Medium> Region<M> {
         medium.store(OPENING_WORD, opening_word(opening));
         medium.flush(OPENING_WORD..ROWS_MOST_WORD + 1);
         medium.fence()?;
-        Ok(Self { closed_rows, rows_at_most, ..Self::of(medium, geometry, opening) })
+        Ok(Self { closed_rows, rows_at_most, ..Self::of(medium, geometry, opening, has_checks) })
     }
 
-    fn of(medium: M, geometry: Geometry, opening: u32) -> Self {
-        let (lanes, failed) = (redo::Lanes::default(), AtomicBool::new(false));
-        let (closed_rows, rows_at_most) = (None, None);
-        Self { medium, geometry, opening, rows_at_most, lanes, closed_rows, failed }
+    fn of(medium: M, geometry: Geometry, opening: u32, has_checks: bool) -> Self {
+        Self {
+            medium,
+            geometry,
+            opening,
+            rows_at_most: None,
+            lanes: redo::Lanes::default(),
+            stores: redo::Stores::default(),
+            has_checks: AtomicBool::new(has_checks),
+            closed_rows: None,
+            failed: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether every bucket has its check.
+    #[inline(always)]
+    pub(crate) fn has_checks(&self) -> bool {
+        self.has_checks.load(Ordering::Relaxed)
+    }
+
+    /// Says that checks are about to be made, so that builds that know none refuse the region.
+    pub(crate) fn begin_checks(&self) -> Result<()> {
+        let header = self.geometry.header(VERSION);
+        self.medium.store(1, VERSION);
+        self.medium.store(CHECKSUM_WORD, checksum(&header));
+        self.medium.store(MARK_WORD, mark_word(0));
+        self.medium.flush(0..MARK_WORD + 1);
+        self.fence()
+    }
+
+    /// Says that every bucket has its check, durably.
+    pub(crate) fn end_checks(&self) -> Result<()> {
+        self.fence()?;
+        self.medium.store(CHECKS_WORD, self.geometry.checks_word());
+        self.medium.flush(CHECKS_WORD..CHECKS_WORD + 1);
+        self.fence()?;
+        self.has_checks.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Notes up to where its owner has counted, durably.
+    pub(crate) fn set_mark(&self, mark: u64) -> Result<()> {
+        self.writable()?;
+        self.medium.store(MARK_WORD, mark_word(mark.min(MARK_MAX)));
+        self.medium.flush(MARK_WORD..MARK_WORD + 1);
+        self.fence()
+    }
+
+    /// Up to where its owner had counted; 0 in a region that is older than marks.
+    pub(crate) fn mark(&self) -> Result<u64> {
+        let word = self.medium.load(MARK_WORD);
+        let mark = word & MARK_MAX;
+        if word != mark_word(mark) && (word != 0 || self.has_checks()) {
+            let name = self.medium.name();
+            return Err(Error::corrupt(format!(
+                "{name}: the number of its last commit is damaged ({word:#018x})"
+            )));
+        }
+        Ok(mark)
     }
 
     /// Notes how many rows there are, for the next opening: nothing is changed from here on.
@@ -301,7 +415,13 @@ impl<M: Medium> Region<M> {
 
     pub(crate) fn writable(&self) -> Result<()> {
         if !self.failed.load(Ordering::Acquire) {
-            return Ok(());
+            if self.has_checks() {
+                return Ok(());
+            }
+            return Err(Error::misuse(format!(
+                "{} was opened to be read, and its version has no checks; open it to write",
+                self.medium.name()
+            )));
         }
         Err(Error::new(
             ErrorKind::Io,
@@ -328,8 +448,23 @@ fn rows_word(rows: u64, opening: u32) -> u64 {
     (check >> ROWS_BITS).max(1) << ROWS_BITS | rows
 }
 
+/// A mark in the lower bits, a check of it above.
+fn mark_word(mark: u64) -> u64 {
+    (check_of(&[mark], MARK_SEED) >> ROWS_BITS).max(1) << ROWS_BITS | mark
+}
+
 fn checksum(header: &[u64; CHECKED_WORDS]) -> u64 {
     check_of(header, CHECKSUM_SEED)
+}
+
+/// Makes the header of an image that of version 1.
+#[cfg(test)]
+pub(crate) fn header_of_version_1(geometry: &Geometry, image: &mut [u64]) {
+    let header = geometry.header(VERSION_WITHOUT_CHECKS);
+    image[1] = VERSION_WITHOUT_CHECKS;
+    image[CHECKSUM_WORD] = checksum(&header);
+    image[CHECKS_WORD] = 0;
+    image[MARK_WORD] = 0;
 }
 
 fn next_prime(from: u64) -> u64 {
@@ -390,7 +525,7 @@ mod tests {
         let medium = rows.medium();
         let word = |byte: usize| medium.load(byte / 8);
         let header = [0, 8, 16, 24, 32, 40, 48].map(word);
-        assert_eq!(header, [u64::from_le_bytes(*b"ERPMREGN"), 1, 30, 20, 3, 38, 77]);
+        assert_eq!(header, [u64::from_le_bytes(*b"ERPMREGN"), 2, 30, 20, 3, 38, 77]);
         assert_eq!(word(64) as u32, 1, "opening");
         rows.put(&keys[..1], &[7; 20]).expect("put");
         assert_eq!(
@@ -400,7 +535,7 @@ mod tests {
         );
         // The lane has been cleared, what it did is still there.
         let bucket = 135_168;
-        assert_eq!([4096, 4104].map(word), [0, 3]);
+        assert_eq!([4096, 4104].map(word), [0, 4]);
         assert_eq!([4112, 4120].map(word), [(bucket + 32) / 8, keys[0]]);
         let bucket = bucket as usize;
         assert_eq!((redo::AREA_WORDS, redo::ENTRIES_MAX), (16 * 1024, 511));
@@ -410,7 +545,15 @@ mod tests {
             assert_eq!(word(bucket), 1 | 1 << 32 | 1 << 63, "locked");
         }
         assert_eq!(word(bucket + 8), 0xf6, "fingerprint");
-        assert_eq!([bucket + 32, bucket + 40].map(word), [keys[0], 0], "key and row slot");
+        assert_eq!(word(bucket + 32), keys[0]);
+        assert_eq!(word(bucket + 40) % (1 << 41), 1 << 40, "row slot 0, with a check of the row");
+        let check: Vec<u8> = [8, 16]
+            .into_iter()
+            .chain((32..256).step_by(16))
+            .flat_map(|at| word(bucket + at).to_le_bytes())
+            .collect();
+        let seed = u64::from_le_bytes(*b"ERPMBCKT") ^ bucket::mix(77);
+        assert_eq!(word(bucket + 24), xxh3_64_with_seed(&check, seed), "check of bucket 0");
         // Row slots begin at a multiple of 4,096 and have 5 words.
         assert_eq!(word(139_264), keys[0]);
         assert_ne!(word(139_272), 0, "checksum");
@@ -460,7 +603,7 @@ mod tests {
             assert!(error.to_string().contains("region"), "{error}");
             error.kind()
         };
-        for word in 0..=OPENING_WORD {
+        for word in (0..=OPENING_WORD).chain([CHECKS_WORD]) {
             let expected = if word == 1 { ErrorKind::Unsupported } else { ErrorKind::Corrupt };
             assert_eq!(refused(word, 1 << 40), expected, "word {word}");
         }

@@ -4,7 +4,7 @@
 //! Without moving them, look-ups visit ever more buckets. A thread calls [`PetHash::rehome`] for a
 //! few buckets at a time, beside readers and writers.
 
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::hash::{Held, PROBES_MAX, PetHash};
 use crate::medium::Medium;
 use crate::redo::Change;
@@ -35,7 +35,12 @@ impl<M: Medium> PetHash<M> {
                 found.keys += 1;
                 if self.path(key).home != bucket {
                     found.displaced += 1;
-                    found.moved += u64::from(self.move_nearer(key, |_| true)?);
+                    found.moved += match self.move_nearer(key, |_| true) {
+                        Ok(moved) => u64::from(moved),
+                        // It stays where it is; who asks for it is told.
+                        Err(error) if error.kind() == ErrorKind::Corrupt => 0,
+                        Err(error) => return Err(error),
+                    };
                 }
             }
         }
@@ -53,14 +58,14 @@ impl<M: Medium> PetHash<M> {
         let path = self.path(key);
         self.move_nearer(key, hot)?;
         let _home = self.lock(path.home);
-        Ok(self.locate(path, key).is_some_and(|at| at.passed == 0))
+        Ok(self.locate(path, key)?.is_some_and(|at| at.passed == 0))
     }
 
     /// Moves a key as near to its home as there is room; keys that are not to be kept make room.
     fn move_nearer(&self, key: u64, keep: impl Fn(u64) -> bool) -> Result<bool> {
         let path = self.path(key);
         let home = self.lock(path.home);
-        let Some(at) = self.locate(path, key).filter(|at| at.passed > 0) else { return Ok(false) };
+        let Some(at) = self.locate(path, key)?.filter(|at| at.passed > 0) else { return Ok(false) };
         let mut room = self.prints(path.home).first_free();
         if room.is_none() {
             room = self.make_room(&home, keep)?;

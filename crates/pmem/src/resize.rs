@@ -8,9 +8,6 @@ use crate::rows::{Rows, sync_folder};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Rows that are copied at a time.
-const COPY_ROWS: usize = 512;
-
 /// Copies the rows of the region `from` into a new region `to` for `capacity` rows, and returns how
 /// many there are. Rows are verified. `to` gets its name once it is durable and whole; what a crash
 /// leaves, `<to>.unfinished`, may be deleted. `from` stays as it is.
@@ -33,7 +30,7 @@ pub fn resize_with<E: From<Error>>(
     capacity: u64,
     progress: impl FnMut(u64, u64) -> std::result::Result<(), E>,
 ) -> std::result::Result<u64, E> {
-    let source = Rows::open(from)?;
+    let source = Rows::open_to_read(from)?;
     if to.exists() {
         Err(Error::misuse(format!("{} exists; choose another name", to.display())))?;
     }
@@ -71,10 +68,12 @@ fn copy<E: From<Error>>(
     if let Some(owner) = source.owner()? {
         target.bind(owner)?;
     }
+    target.set_mark(source.mark()?)?;
     let mut count = 0;
-    let mut keys = Vec::with_capacity(COPY_ROWS);
-    let mut rows = vec![0; COPY_ROWS * geometry.row_bytes];
-    let mut found = vec![false; COPY_ROWS];
+    let together = Geometry::put_rows(geometry.row_bytes);
+    let mut keys = Vec::with_capacity(together);
+    let mut rows = vec![0; together * geometry.row_bytes];
+    let mut found = vec![false; together];
     let mut put = |keys: &mut Vec<u64>| {
         let rows = &mut rows[..keys.len() * geometry.row_bytes];
         source.get(keys, rows, &mut found[..keys.len()])?;
@@ -94,7 +93,7 @@ fn copy<E: From<Error>>(
         }
         for key in source.keys_of_bucket(bucket) {
             keys.push(key?);
-            if keys.len() == COPY_ROWS {
+            if keys.len() == together {
                 put(&mut keys)?;
             }
         }

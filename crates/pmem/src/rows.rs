@@ -12,17 +12,16 @@ use crate::error::{Error, Result};
 use crate::hash::{ABSENT, PetHash};
 use crate::map::Mapped;
 use crate::medium::{Durability, Medium};
-use crate::region::{Geometry, ROW_HEAD_WORDS, Region};
+use crate::region::{Geometry, MARK_MAX, ROW_HEAD_WORDS, Region};
 use crate::rehome::Rehomed;
 use crate::slab::{Slab, SlabUse};
+use crate::slot_word::{self, slot_of};
 use crate::{batch::Prefetch, error::ErrorKind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Rows that share two fences: as many as a request has, and few against the reserve of slots.
-const PUT_ROWS: usize = 512;
 /// Keys of one reading: slots that are replaced during it are not used again, so a longer one would
 /// hold up who changes rows.
 const AT_ONCE: usize = 1024;
@@ -68,12 +67,22 @@ impl Rows<Mapped> {
         Ok(rows)
     }
 
-    /// Opens the region in a file. Takes the same time whatever its size.
+    /// Opens the region in a file. Takes the same time whatever its size, unless it is of version
+    /// 1: its index gets checks then, once.
     ///
     /// # Errors
     /// `Locked` where another process has it; `Corrupt`; `Unsupported`; `Io`.
     pub fn open(path: &Path) -> Result<Self> {
         Self::recover(Mapped::open(path)?)
+    }
+
+    /// As [`open`](Self::open), to read rows: a region of version 1 stays one, and takes no
+    /// changes.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub fn open_to_read(path: &Path) -> Result<Self> {
+        Self::over(Region::open(Mapped::open(path)?)?)
     }
 }
 
@@ -91,10 +100,12 @@ impl<M: Medium> Rows<M> {
     /// # Errors
     /// As [`Rows::open`].
     pub fn recover(medium: M) -> Result<Self> {
-        Self::over(Region::open(medium)?)
+        let rows = Self::over(Region::open(medium)?)?;
+        rows.index.make_checks()?;
+        Ok(rows)
     }
 
-    fn over(region: Region<M>) -> Result<Self> {
+    pub(crate) fn over(region: Region<M>) -> Result<Self> {
         if region.geometry.row_bytes == 0 {
             let name = region.medium.name();
             return Err(Error::misuse(format!("{name} is an index without rows")));
@@ -135,6 +146,32 @@ impl<M: Medium> Rows<M> {
     /// `Corrupt`.
     pub fn owner(&self) -> Result<Option<[u64; 2]>> {
         self.region.owner()
+    }
+
+    /// Notes durably up to where the owner has counted: its commits, for one. What counts further
+    /// than a region's mark tells that the region is an older one.
+    ///
+    /// # Errors
+    /// `Io`, after which the region takes no changes.
+    pub fn set_mark(&self, mark: u64) -> Result<()> {
+        self.region.set_mark(mark)
+    }
+
+    /// As [`set_mark`](Self::set_mark), with the largest mark there is: of a region that is older
+    /// than nothing.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn set_mark_to_newest(&self) -> Result<()> {
+        self.region.set_mark(MARK_MAX)
+    }
+
+    /// The last mark; 0 in a region that has none.
+    ///
+    /// # Errors
+    /// `Corrupt`.
+    pub fn mark(&self) -> Result<u64> {
+        self.region.mark()
     }
 
     /// How many rows there are. Takes no time after an opening that ended with
@@ -237,7 +274,7 @@ impl<M: Medium> Rows<M> {
     /// Which keys have a row: `keys (N,) → found (N,)`. No row is read.
     ///
     /// # Errors
-    /// `Misuse` where lengths do not fit.
+    /// `Misuse` where lengths do not fit; `Corrupt` where a damaged bucket may hide a key.
     pub fn contains(&self, keys: &[u64], found: &mut [bool]) -> Result<()> {
         if found.len() != keys.len() {
             let (keys, found) = (keys.len(), found.len());
@@ -270,18 +307,20 @@ impl<M: Medium> Rows<M> {
         }
     }
 
-    /// The first word of a row slot; `None` for [`ABSENT`], and for a number that is damaged.
+    /// The first word of the slot that a value of the index names; `None` for [`ABSENT`], and for a
+    /// number that is damaged.
     #[inline(always)]
-    fn row_at(&self, slot: u64) -> Option<usize> {
-        let geometry = &self.region.geometry;
+    fn row_at(&self, value: u64) -> Option<usize> {
+        let (geometry, slot) = (&self.region.geometry, slot_of(value));
         (slot < geometry.row_slots).then(|| geometry.row_word(slot))
     }
 
-    pub(crate) fn read(&self, key: u64, slot: u64, row: &mut [u8]) -> Result<()> {
-        let medium = &self.region.medium;
+    /// Copies the row of a key, of which the index has this value, and verifies both.
+    pub(crate) fn read(&self, key: u64, value: u64, row: &mut [u8]) -> Result<()> {
+        let (medium, slot) = (&self.region.medium, slot_of(value));
         let damaged =
             |what: String| Error::corrupt(format!("{}: row of key {key}: {what}", medium.name()));
-        let Some(word) = self.row_at(slot) else {
+        let Some(word) = self.row_at(value) else {
             let slots = self.region.geometry.row_slots;
             return Err(damaged(format!("the index names slot {slot}, there are {slots}")));
         };
@@ -292,6 +331,9 @@ impl<M: Medium> Rows<M> {
         medium.read(word + ROW_HEAD_WORDS, row);
         if checksum != checksum_of(key, row) {
             return Err(damaged(format!("checksum of slot {slot} does not match")));
+        }
+        if !self.is_sound(key, value, checksum) {
+            return Err(damaged(format!("the index names slot {slot}, whose row is not the last")));
         }
         Ok(())
     }
@@ -313,8 +355,9 @@ impl<M: Medium> Rows<M> {
         self.slab.admit(promised, &self.index)?;
         let mut slots = Vec::new();
         let row_bytes = self.region.geometry.row_bytes;
-        let parts = keys.chunks(PUT_ROWS).zip(before.chunks(PUT_ROWS));
-        for ((keys, before), rows) in parts.zip(rows.chunks(PUT_ROWS * row_bytes)) {
+        let together = Geometry::put_rows(row_bytes);
+        let parts = keys.chunks(together).zip(before.chunks(together));
+        for ((keys, before), rows) in parts.zip(rows.chunks(together * row_bytes)) {
             let new = new_of(before);
             let taken = self.slab.take(&mut slots, keys.len(), new, &self.index, &self.readings);
             let done = taken.and_then(|()| {
@@ -341,11 +384,13 @@ impl<M: Medium> Rows<M> {
     /// Writes and publishes rows.
     pub(crate) fn put_part(&self, keys: &[u64], rows: &[u8], slots: &[u64]) -> Placed {
         let medium = &self.region.medium;
-        let row_bytes = self.region.geometry.row_bytes;
+        let (row_bytes, salt) = (self.region.geometry.row_bytes, self.region.geometry.salt);
+        let mut values = Vec::with_capacity(keys.len());
         for ((key, slot), row) in keys.iter().zip(slots).zip(rows.chunks_exact(row_bytes)) {
-            let word = self.region.geometry.row_word(*slot);
+            let (word, checksum) = (self.region.geometry.row_word(*slot), checksum_of(*key, row));
+            values.push(slot_word::with_row(*key, *slot, checksum, salt));
             medium.store(word, *key);
-            medium.store(word + 1, checksum_of(*key, row));
+            medium.store(word + 1, checksum);
             medium.write(word + ROW_HEAD_WORDS, row);
             medium.flush(word..word + self.region.geometry.row_words());
         }
@@ -357,7 +402,7 @@ impl<M: Medium> Rows<M> {
             inserted += u64::from(old == ABSENT);
             self.lose(key, old, &mut replaced);
         };
-        let (placed, done) = self.index.put_batch(keys, &slots[..keys.len()], seen);
+        let (placed, done) = self.index.put_batch(keys, &values, seen);
         Placed { placed, inserted, replaced, done: self.region.fence().and(done) }
     }
 
@@ -369,11 +414,21 @@ impl<M: Medium> Rows<M> {
         }
     }
 
+    /// Whether the index has this value for a key and a row with this checksum.
+    #[inline(always)]
+    fn is_sound(&self, key: u64, value: u64, checksum: u64) -> bool {
+        let region = &self.region;
+        slot_word::is_sound(value, key, checksum, region.geometry.salt)
+            || !region.has_checks() && slot_word::has_no_check(value)
+    }
+
     /// Notes the slot that a key had. A number that is none, or whose row is of another key, is
     /// damage: that slot is left alone.
-    fn lose(&self, key: u64, slot: u64, replaced: &mut Vec<u64>) {
-        let Some(word) = self.row_at(slot) else { return };
-        if self.region.medium.load(word) == key && self.slab.replace(slot) {
+    fn lose(&self, key: u64, value: u64, replaced: &mut Vec<u64>) {
+        let (medium, slot) = (&self.region.medium, slot_of(value));
+        let Some(word) = self.row_at(value) else { return };
+        let is_its = medium.load(word) == key && self.is_sound(key, value, medium.load(word + 1));
+        if is_its && self.slab.replace(slot) {
             replaced.push(slot);
         }
     }
@@ -385,14 +440,20 @@ impl<M: Medium> Rows<M> {
     pub fn remove(&self, keys: &[u64]) -> Result<usize> {
         self.region.writable()?;
         let mut replaced = Vec::new();
-        let mut removed = 0;
-        for key in keys {
-            let old = self.index.remove(*key, |old| self.lose(*key, old, &mut replaced))?;
-            removed += usize::from(old != ABSENT);
+        let mut removed = 0i64;
+        let done = self.index.remove_batch(keys, |key, old| {
+            self.lose(key, old, &mut replaced);
+            removed += 1;
+        });
+        if let Err(error) = done {
+            // After a failed sync nobody knows what is durable.
+            if error.kind() != ErrorKind::Io {
+                self.slab.give_back(0, &[], replaced, -removed, &self.readings);
+            }
+            return Err(error);
         }
-        self.region.fence()?;
-        self.slab.give_back(0, &[], replaced, -(removed as i64), &self.readings);
-        Ok(removed)
+        self.slab.give_back(0, &[], replaced, -removed, &self.readings);
+        Ok(removed as usize)
     }
 
     /// Moves displaced keys of the next buckets home. A thread calls this now and then; a pass over
@@ -425,10 +486,14 @@ impl<M: Medium> Rows<M> {
 
     /// Appends the keys of a bucket, in a region that others may change meanwhile. A key that came
     /// or went in between is among them or not; one that stays is, unless re-homing moves it.
-    pub fn keys_beside_writers(&self, bucket: u64, keys: &mut Vec<u64>) {
+    ///
+    /// # Errors
+    /// `Corrupt` where the bucket is damaged, and may hide a key.
+    pub fn keys_beside_writers(&self, bucket: u64, keys: &mut Vec<u64>) -> Result<()> {
         let prints = self.index.prints(bucket);
         let medium = &self.region.medium;
         keys.extend(prints.occupied().map(|slot| medium.load(self.index.key_word(bucket, slot))));
+        self.region.verify(bucket)
     }
 
     /// Refuses keys that lie in a bucket where look-ups do not find them. Nobody may change the
@@ -461,14 +526,18 @@ impl<M: Medium> Rows<M> {
         mut progress: impl FnMut(u64, u64) -> std::result::Result<(), E>,
     ) -> std::result::Result<(u64, Vec<Error>), E> {
         const BUCKETS_PER_REPORT: u64 = 4096;
-        let mut damage: Vec<Error> = self.index.check().err().into_iter().collect();
+        let buckets = (0..self.buckets()).filter_map(|bucket| self.region.verify(bucket).err());
+        let mut damage: Vec<Error> = buckets.take(most).collect();
+        if damage.is_empty() {
+            damage.extend(self.index.check().err());
+        }
         let (mut row, mut rows) = (vec![0; self.region.geometry.row_bytes], 0);
         for bucket in 0..self.buckets() {
             if bucket % BUCKETS_PER_REPORT == 0 {
                 progress(bucket, self.buckets())?;
             }
             for key in self.keys_of_bucket(bucket) {
-                let read = key.and_then(|key| self.read(key, self.index.get(key), &mut row));
+                let read = key.and_then(|key| self.read(key, self.index.get(key)?, &mut row));
                 match read {
                     Ok(()) => rows += 1,
                     Err(error) if damage.len() < most => damage.push(error),
@@ -483,7 +552,10 @@ impl<M: Medium> Rows<M> {
     /// The keys of a bucket, each where look-ups find it, in a region that nobody changes
     /// meanwhile.
     pub(crate) fn keys_of_bucket(&self, bucket: u64) -> impl Iterator<Item = Result<u64>> {
-        self.index.prints(bucket).occupied().map(move |slot| self.index.key_at(bucket, slot))
+        let sound = self.region.verify(bucket).err().map(Err);
+        let keys =
+            self.index.prints(bucket).occupied().map(move |slot| self.index.key_at(bucket, slot));
+        sound.into_iter().chain(keys)
     }
 
     pub(crate) fn medium(&self) -> &M {
@@ -500,7 +572,7 @@ impl<M: Medium> Rows<M> {
         let mut row = vec![0; self.region.geometry.row_bytes];
         for key in (0..self.index.buckets()).flat_map(|bucket| self.keys_of_bucket(bucket)) {
             let key = key?;
-            self.read(key, self.index.get(key), &mut row)?;
+            self.read(key, self.index.get(key)?, &mut row)?;
         }
         Ok(checked)
     }

@@ -16,10 +16,11 @@
 //! same locks. So each slot is freed once: by the look-up, or by who replaced it.
 
 use crate::epoch::Readings;
-use crate::error::{Error, Result};
-use crate::hash::PetHash;
+use crate::error::{Error, ErrorKind, Result};
+use crate::hash::{ABSENT, PetHash};
 use crate::medium::{Durability, Medium};
 use crate::region::Geometry;
+use crate::slot_word::slot_of;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -343,11 +344,16 @@ impl Slab {
         for slot in first..end {
             let (key, checksum) = head(slot);
             // A row's checksum is never 0: this slot never had one.
+            let is_free = |found| {
+                let replaced = self.replaced[slot as usize / 64].load(Ordering::Acquire);
+                (found == ABSENT || slot_of(found) != slot) && replaced & 1 << (slot % 64) == 0
+            };
+            // Where damage may hide a key, its row is not overwritten.
             let free = checksum == 0
-                || index.inspect(key, |found| {
-                    let replaced = self.replaced[slot as usize / 64].load(Ordering::Acquire);
-                    found != slot && replaced & 1 << (slot % 64) == 0
-                });
+                || match index.inspect(key, is_free) {
+                    Err(error) if error.kind() == ErrorKind::Corrupt => false,
+                    free => free?,
+                };
             if free {
                 free_slots.push(slot);
             }

@@ -6,6 +6,7 @@ use crate::hash::ABSENT;
 use crate::medium::Medium;
 use crate::region::ROW_HEAD_WORDS;
 use crate::rows::{ROWS_AHEAD, Rows};
+use crate::slot_word::slot_of;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -69,7 +70,7 @@ impl<M: Medium> RowViews<M> {
     pub fn row(&self, position: usize) -> Option<&[AtomicU64]> {
         let slot = *self.slots.get(position).filter(|slot| **slot != ABSENT)?;
         let geometry = self.rows.geometry();
-        let first = geometry.row_word(slot);
+        let first = geometry.row_word(slot_of(slot));
         self.rows.medium().share(first + ROW_HEAD_WORDS..first + geometry.row_words())
     }
 }

@@ -37,7 +37,9 @@ impl Op {
             }
             Self::Swap(old, new, version) => {
                 let mut slot = 0;
-                rows.index.remove(*old, |value| slot = value).expect("remove");
+                rows.index
+                    .remove(*old, |value| slot = crate::slot_word::slot_of(value))
+                    .expect("remove");
                 assert!(rows.slab.replace(slot));
                 rows.put(&[*new], &row(*new, *version)).expect("put");
                 rows.slab.give_back(0, &[], vec![slot], -1, &rows.readings);

@@ -1,11 +1,13 @@
 //! Tests of whole regions: against a map, through power cuts, with threads, full and damaged.
 
 mod crash;
+mod damage;
 mod index;
 mod kill;
 mod model;
 mod rows;
 mod threads;
+mod upgrade;
 mod views;
 
 use crate::medium::Medium;
@@ -56,10 +58,15 @@ pub(super) fn verify(rows: &Rows<impl Medium>, model: &HashMap<u64, u64>) {
     verify_slots(rows, model.keys().copied());
 }
 
+/// The slot of a key, which has a row.
+pub(super) fn slot_of(rows: &Rows<impl Medium>, key: u64) -> u64 {
+    crate::slot_word::slot_of(rows.index.get(key).expect("sound"))
+}
+
 /// Takes every slot that is free: those and the ones in use are all there are, and none is both.
 /// The rows take no changes after that.
 pub(super) fn verify_slots(rows: &Rows<impl Medium>, keys: impl Iterator<Item = u64>) {
-    let mut seen: Vec<u64> = keys.map(|key| rows.index.get(key)).collect();
+    let mut seen: Vec<u64> = keys.map(|key| slot_of(rows, key)).collect();
     let all = rows.geometry().row_slots;
     let mut free = Vec::new();
     let count = all as usize - seen.len();

@@ -1,6 +1,6 @@
 //! Regions in files: opening, durability, room, damage, other sizes.
 
-use super::{ROW_BYTES, get_one, keys_of_home, row, small, verify};
+use super::{ROW_BYTES, get_one, keys_of_home, row, slot_of, small, verify};
 use crate::error::ErrorKind;
 use crate::map::Mapped;
 use crate::medium::{Durability, Medium};
@@ -177,45 +177,6 @@ fn lengths_that_do_not_fit_are_refused_before_anything_is_written() {
 }
 
 #[test]
-fn damage_is_reported_and_never_returned() {
-    let geometry = small(3, 30);
-    let rows_words = || geometry.row_word(0)..geometry.row_word(geometry.row_slots);
-    let medium = Mapped::anonymous(geometry.bytes()).expect("memory");
-    let rows = Rows::format(medium, geometry).expect("format");
-    let keys: Vec<u64> = (1..=30).collect();
-    rows.put(&keys, &rows_of(1..=30, 1)).expect("put");
-    let medium = rows.medium();
-    for word in geometry.index_words().chain(rows_words()) {
-        for bit in [0, 13, 31, 62] {
-            let before = medium.load(word);
-            medium.store(word, before ^ 1 << bit);
-            for key in &keys {
-                let (mut bytes, mut found) = ([0; ROW_BYTES], [false]);
-                match rows.get(&[*key], &mut bytes, &mut found) {
-                    // A damaged fingerprint or key hides a row, which `check` finds.
-                    Ok(0) => {
-                        let error = rows.check().expect_err("hidden");
-                        assert_eq!(error.kind(), ErrorKind::Corrupt);
-                    }
-                    Ok(_) => assert_eq!(bytes.as_slice(), row(*key, 1), "word {word} bit {bit}"),
-                    Err(error) => {
-                        assert_eq!(error.kind(), ErrorKind::Corrupt);
-                        assert!(error.to_string().contains(&format!("row of key {key}: ")));
-                    }
-                }
-            }
-            medium.store(word, before);
-        }
-    }
-    // A slot number that is none is no slot to be freed either.
-    let word = rows.index.key_word(rows.index.path(7).home, 0) + 1;
-    medium.store(word, 1 << 50);
-    let key = medium.load(word - 1);
-    rows.put(&[key], &row(key, 2)).expect("put over damage");
-    assert_eq!(get_one(&rows, key), Some(row(key, 2)));
-}
-
-#[test]
 fn a_slot_that_a_damaged_word_names_is_not_freed() {
     let geometry = small(3, 30);
     let medium = Mapped::anonymous(geometry.bytes()).expect("memory");
@@ -224,7 +185,7 @@ fn a_slot_that_a_damaged_word_names_is_not_freed() {
     rows.put(&[first, second], &rows_of([first, second].into_iter(), 1)).expect("put");
     // The slot of another key: freeing it would let a later row overwrite that key's.
     let word = rows.index.key_word(0, 0) + 1;
-    rows.medium().store(word, rows.index.get(second));
+    rows.medium().store(word, rows.index.get(second).expect("sound"));
     for version in 2..60 {
         rows.put(&[first], &row(first, version)).expect("put over damage");
         assert_eq!(get_one(&rows, first), Some(row(first, version)));
@@ -304,9 +265,9 @@ fn a_header_row_or_counter_that_is_damaged_is_found_by_check() {
     let before = rows.medium().load(word);
     rows.medium().store(word, before + (1 << 48));
     let error = rows.check().expect_err("counter");
-    assert!(error.to_string().contains("counts"), "{error}");
+    assert!(error.to_string().contains("bucket 0 of the index"), "{error}");
     rows.medium().store(word, before);
-    let slot = rows.index.get(9);
+    let slot = slot_of(&rows, 9);
     rows.medium().store(geometry.row_word(slot) + 2, 0);
     let error = rows.check().expect_err("row");
     assert!(error.to_string().contains("row of key 9: checksum"), "{error}");
@@ -332,7 +293,9 @@ fn rows_are_visited_one_by_one_and_keys_looked_up_alone() {
         assert_eq!(short.expect_err("too short").kind(), ErrorKind::Misuse);
     }
     let mut all = Vec::new();
-    (0..rows.buckets()).for_each(|bucket| rows.keys_beside_writers(bucket, &mut all));
+    for bucket in 0..rows.buckets() {
+        rows.keys_beside_writers(bucket, &mut all).expect("sound");
+    }
     all.sort_unstable();
     assert_eq!(all, [1, 3]);
     rows.check_keys(&[1, 2, 3]).expect("sound");
@@ -390,7 +353,7 @@ fn a_check_of_all_goes_on_behind_damage() {
     let all = |most| rows.check_all(most, |_, _| Ok::<(), ()>(())).expect("no progress ends it");
     assert_eq!((all(9).0, all(9).1.len()), (50, 0));
     for key in [7, 8, 9] {
-        let word = geometry.row_word(rows.index.get(key)) + 2;
+        let word = geometry.row_word(slot_of(&rows, key)) + 2;
         let medium = rows.medium();
         medium.store(word, medium.load(word) ^ 1);
     }

@@ -138,7 +138,7 @@ fn too_much_is_not_lent_and_a_damaged_row_not_at_all() {
     assert_eq!(lent.len(), 512);
     assert_eq!(get_one(&rows, 1), Some(row(1, 1)), "others read");
     drop(lent);
-    let word = rows.geometry().row_word(rows.index.get(2));
+    let word = rows.geometry().row_word(super::slot_of(&rows, 2));
     rows.medium().store(word + 3, 12345);
     let error = rows.views(&[1, 2]).err().expect("damage");
     assert_eq!(error.kind(), ErrorKind::Corrupt);
