@@ -68,6 +68,10 @@ bugs! {
     BufferBeforeCommit = "buffer_before_commit",
     /// The cache is not told where cleaning has moved the stored copy of a row.
     OriginNotMoved = "origin_not_moved",
+    /// A new journal file does not say into how many parts growing tables are divided.
+    RecordRefused = "record_refused",
+    /// The check of a bucket of a region is not compared.
+    BucketNotChecked = "bucket_not_checked",
     /// The gradient of a key that occurs again is left out.
     DuplicateGradientLost = "duplicate_gradient_lost",
     /// A writer does not look whether folder and lock file are those that it has opened.
@@ -85,6 +89,7 @@ mod chosen {
     /// Plants a bug in all stores of the process, or none.
     pub fn plant(bug: Option<Bug>) {
         CHOSEN.store(bug.map_or(NONE, |bug| bug as u8), Ordering::Relaxed);
+        embedrock_pmem::plant_unchecked_buckets(bug == Some(Bug::BucketNotChecked));
     }
 
     /// True when the bug is planted.

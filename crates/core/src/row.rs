@@ -14,9 +14,12 @@ use crate::error::{Error, Result, bail};
 use crate::half::{self, Bf16, F16, Rounding};
 use crate::quantized::{self, Int4, Int8};
 
-/// The largest row, values plus state: a row never straddles pages and a page has at most 64 KiB.
-/// A storage layout that keeps a header in its pages has a lower limit of its own.
-pub const ROW_BYTES_MAX: usize = 64 * 1024;
+/// The largest row, values plus state, of any storage: what a region on persistent memory takes.
+/// Storages with pages have a lower limit: a row never straddles pages and a page has at most
+/// [`PAGE_BYTES_MAX`], of which its header takes some.
+pub const ROW_BYTES_MAX: usize = 1 << 20;
+/// The largest page.
+pub const PAGE_BYTES_MAX: usize = 64 * 1024;
 
 /// The type of the stored values. Table records carry its name; the numeric codes are reserved for
 /// records that carry numbers (`docs/formats/journal.md`). Code 0 is never written.
@@ -150,8 +153,8 @@ impl RowLayout {
             bail!(
                 Misuse,
                 "row of embedding_dim {embedding_dim} in {} with {state_words} words of optimizer \
-                 state is {} bytes, at most {ROW_BYTES_MAX} fit a page; use a smaller \
-                 embedding_dim or an optimizer with less state",
+                 state is {} bytes, a row has at most {ROW_BYTES_MAX}; use a smaller embedding_dim \
+                 or an optimizer with less state",
                 dtype.name(),
                 words.saturating_mul(4)
             );
@@ -327,10 +330,10 @@ mod tests {
         let error = RowLayout::new(Dtype::Float32, 0, 1).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Misuse);
         assert!(error.message().contains("embedding_dim is 0"), "{error}");
-        RowLayout::new(Dtype::Float32, 16_384, 0).unwrap();
-        for (dim, state) in [(16_384, 1), (usize::MAX, 2)] {
+        RowLayout::new(Dtype::Float32, 262_144, 0).unwrap();
+        for (dim, state) in [(262_144, 1), (usize::MAX, 2)] {
             let error = RowLayout::new(Dtype::Float32, dim, state).unwrap_err();
-            assert!(error.message().contains("at most 65536"), "{error}");
+            assert!(error.message().contains("at most 1048576"), "{error}");
         }
     }
 
@@ -352,8 +355,8 @@ mod tests {
             layout.read_values(&row, &mut values);
             assert_eq!(values, [1.0, -2.0, 0.5]);
             assert_eq!(layout.bits(&row)[0], if dtype == Dtype::Float16 { 0x3C00 } else { 0x3F80 });
-            assert_eq!(RowLayout::new(dtype, 32_768, 0).unwrap().row_bytes(), ROW_BYTES_MAX);
-            assert!(RowLayout::new(dtype, 32_769, 0).is_err());
+            assert_eq!(RowLayout::new(dtype, 1 << 19, 0).unwrap().row_bytes(), ROW_BYTES_MAX);
+            assert!(RowLayout::new(dtype, (1 << 19) + 1, 0).is_err());
         }
     }
 
@@ -375,8 +378,8 @@ mod tests {
                 assert!(off.fold(0.0, f32::max) <= 64.0 / 15.0 / 2.0 * 1.001, "{values:?}");
             }
         }
-        assert!(RowLayout::new(Dtype::Int8, 65_532, 0).is_ok());
-        assert!(RowLayout::new(Dtype::Int8, 65_533, 0).is_err());
+        assert!(RowLayout::new(Dtype::Int8, ROW_BYTES_MAX - 4, 0).is_ok());
+        assert!(RowLayout::new(Dtype::Int8, ROW_BYTES_MAX - 3, 0).is_err());
         assert!(RowLayout::new(Dtype::Int4, usize::MAX, 0).is_err());
     }
 

@@ -4,8 +4,8 @@ mod options;
 mod table;
 
 pub use options::{
-    IoChoice, Memory, MemoryUnit, MergePicker, Merging, PolicyKind, StoreOptions, TOP_SHARE,
-    UpkeepScheduler,
+    IoChoice, JOURNAL_BYTES_MIN, Memory, MemoryUnit, MergePicker, Merging, PolicyKind,
+    StoreOptions, TOP_SHARE, UpkeepScheduler,
 };
 pub(crate) use table::{DENSE_IDS_MAX, is_default};
 pub use table::{StorageKind, TableId, TableInfo, TableSpec};

@@ -230,6 +230,9 @@ impl FromStr for UpkeepScheduler {
     }
 }
 
+/// What a journal file has of changes and commits, at least, when it is replaced.
+pub const JOURNAL_BYTES_MIN: u64 = 128 << 10;
+
 /// The share of all rows that the top of an lsm has before merges are due, unless options say.
 pub const TOP_SHARE: f64 = 0.1;
 /// What options may say.
@@ -298,6 +301,9 @@ pub struct StoreOptions {
     /// Whether merges of an lsm write filters of growing tables, which take 0.6 to 0.9 bytes of
     /// memory per row: a key that was never written then hardly ever costs a page read.
     pub filters: bool,
+    /// A journal file is replaced once the changes and commits in it are as long as the indexes, at
+    /// least this.
+    pub journal_bytes_min: u64,
     /// How many commits stay, at least 1.
     pub keep: usize,
     /// Seed of initial rows; fixed when the store is created.
@@ -337,6 +343,7 @@ impl StoreOptions {
             upkeep_scheduler: UpkeepScheduler::Off,
             top_share: TOP_SHARE,
             filters: false,
+            journal_bytes_min: JOURNAL_BYTES_MIN,
             keep: 2,
             seed: 0,
             create: true,

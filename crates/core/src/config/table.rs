@@ -3,7 +3,7 @@
 use crate::error::{Error, Result, bail};
 use crate::init::Initializer;
 use crate::optimizer::{OptimizerKind, OptimizerSpec};
-use crate::row::{Dtype, RoundingMode, RowLayout};
+use crate::row::{Dtype, PAGE_BYTES_MAX, ROW_BYTES_MAX, RoundingMode, RowLayout};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -195,7 +195,20 @@ impl TableSpec {
                 self.dtype.name()
             );
         }
-        RowLayout::new(self.dtype, dim, self.optimizer.state_words(dim)).map_err(context)
+        let state_words = self.optimizer.state_words(dim);
+        let layout = RowLayout::new(self.dtype, dim, state_words).map_err(context)?;
+        if !self.storage.is_direct() && layout.row_bytes() > PAGE_BYTES_MAX {
+            bail!(
+                Misuse,
+                "table '{name}': row of embedding_dim {dim} in {} with {state_words} words of \
+                 optimizer state is {} bytes, at most {PAGE_BYTES_MAX} fit a page; use a smaller \
+                 embedding_dim, an optimizer with less state, or storage=\"pmem\", which takes \
+                 rows of {ROW_BYTES_MAX}",
+                self.dtype.name(),
+                layout.row_bytes()
+            );
+        }
+        Ok(layout)
     }
 }
 

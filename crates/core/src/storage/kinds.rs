@@ -63,7 +63,7 @@ pub fn create(
     match facts.kind {
         StorageKind::Log => log::create(facts, file, epoch, medium),
         StorageKind::Lsm | StorageKind::Pages => lsm::create(facts, file, epoch, medium),
-        StorageKind::Pmem => pmem::create(facts, file, medium),
+        StorageKind::Pmem => pmem::create(facts, file, epoch, medium),
     }
 }
 
@@ -87,7 +87,11 @@ pub fn recovery(
 /// Refuses the record of a class that no storage of its kind can have. The newest rows of each kind
 /// lie in a log.
 pub fn check_class(facts: &ClassFacts) -> Result<()> {
-    log::check_class(facts)
+    match facts.kind {
+        // No page of it is read, and its rows need fit none.
+        StorageKind::Pmem => log::check_class(&ClassFacts { row_bytes: 4, ..*facts }),
+        _ => log::check_class(facts),
+    }
 }
 
 /// What the index of a new table takes: a dense one of so many ids, or a growing one that is to

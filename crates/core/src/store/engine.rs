@@ -584,7 +584,7 @@ impl Engine {
         let sharing = self.classes.iter().filter(|class| class.has_units).count().max(1) as u64;
         for (i, (class, plan)) in self.classes.iter_mut().zip(plans).enumerate() {
             let shape = CacheShape {
-                row_bytes: class.record.row_bytes,
+                row_bytes: class.record.cached_row_bytes(),
                 sets: plan.sets as u32,
                 ways: WAYS,
                 policy: options.policy,

@@ -95,7 +95,12 @@ impl Store {
             Ok(class) => (class, inner.take_in(engine.log_of(class), &facts)?),
             Err(class) => inner.add_class(&mut engine, class, &facts)?,
         };
-        let written = inner.history.lock().append_json(RecordKind::Table, &record);
+        let classes: Vec<ClassRecord> = engine.classes.iter().map(|c| c.record.clone()).collect();
+        let tables = engine.tables.iter().map(|t| &t.record);
+        // The next opening would refuse what this does.
+        let sound = record.verify(tables, &classes, u64::MAX);
+        let append = |()| inner.history.lock().append_json(RecordKind::Table, &record);
+        let written = sound.and_then(append);
         written.inspect_err(|_| engine.log_of(record.class).remove_table(id))?;
         engine.add_table(record)?;
         Ok(TableId(id))
@@ -391,7 +396,7 @@ impl Inner {
             true => Some(choose_page(row_bytes, alignment, None, false)),
             false => page_bytes,
         };
-        if let Some(page_bytes) = page_bytes {
+        if let Some(page_bytes) = page_bytes.filter(|_| !spec.storage.is_direct()) {
             PageLayout::new(page_bytes.max(self.medium.alignment()), row_bytes, 0, self.seed)?;
         }
         let curve = self.known_curve(engine, spec).or(measured);
@@ -445,6 +450,9 @@ impl Inner {
         table: &TableFacts<'_>,
     ) -> Result<(u16, Option<u32>)> {
         let record = new.record;
+        let classes: Vec<ClassRecord> = engine.classes.iter().map(|c| c.record.clone()).collect();
+        // The next opening would refuse what this does.
+        record.verify(&classes)?;
         let (id, facts) = (record.id, record.facts(self.seed, self.options.merging()));
         let version = JournalFile::version_for([&record].into_iter());
         self.begin_version(engine, version, "the first table of another storage")?;

@@ -19,16 +19,17 @@ pub use region::{LentRows, Region, Writer};
 pub use resize::{Resize, resize};
 
 use super::{
-    ClassFacts, Cut, DirtyRow, Found, MergeCounts, PageAddress, PageSource, Residents, Resolved,
-    Share, SpaceBound, Storage, StorageBudget, StorageChanges, StorageCounts, StorageFreeze,
-    StorageJournal, StorageMemory, StoragePins, StorageRead, StorageSpace, StorageStats,
-    StorageTables, StorageUpkeep, StorageWrite, TableFacts, UnitReport, Want, Written, log,
+    Begun, ClassFacts, Cut, DirtyRow, Found, MergeCounts, PageAddress, PageSource, Residents,
+    Resolved, Share, SpaceBound, Storage, StorageBudget, StorageChanges, StorageCounts,
+    StorageFreeze, StorageJournal, StorageMemory, StoragePins, StorageRead, StorageSpace,
+    StorageStats, StorageTables, StorageUpkeep, StorageWrite, TableFacts, UnitReport, Want,
+    Written, log,
 };
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium};
 use embedrock_pmem::{Geometry, Mapped, Rows};
 use place::Place;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use sweep::STORED;
 
@@ -101,24 +102,33 @@ pub struct Pmem {
     /// `None` at a commit that is not the newest, which regions do not have, and in a reader whose
     /// region another process has open.
     tables: BTreeMap<u16, Option<Arc<Region>>>,
+    /// Those of them that grow.
+    growing: BTreeSet<u16>,
     /// Sweeps under way, by ticket.
     tickets: BTreeMap<u64, Vec<Arc<Region>>>,
     next_ticket: u64,
+    /// Larger with each commit that regions were told of.
     position: u64,
+    /// The number of the last commit.
+    commit: u64,
     /// Whether another process has a region open, so that this reader has not.
     is_locked: bool,
     /// A row that was found.
     scratch: Vec<f32>,
 }
 
-/// A storage without tables in a new file, whose header is durable on return.
+/// A storage without tables in a new file, whose header is durable on return; `epoch` is the number
+/// of the commit to come.
 pub fn create(
     facts: &ClassFacts,
     file: Arc<dyn File>,
+    epoch: u64,
     medium: &Arc<dyn Medium>,
 ) -> Result<Box<dyn Storage>> {
     log::write_header(&*file, facts)?;
-    Ok(Box::new(Pmem::new(*facts, file, medium, BTreeMap::new(), 0)))
+    let mut created = Pmem::new(*facts, file, medium, BTreeMap::new(), 0);
+    created.commit = epoch.saturating_sub(1);
+    Ok(Box::new(created))
 }
 
 impl Pmem {
@@ -134,9 +144,11 @@ impl Pmem {
             medium: Arc::clone(medium),
             pages: Arc::new(NoPages { file, page_bytes: facts.page_bytes }),
             tables,
+            growing: BTreeSet::new(),
             tickets: BTreeMap::new(),
             next_ticket: 1,
             position,
+            commit: 0,
             is_locked: false,
             scratch: vec![0.0; facts.row_bytes / 4],
         }
@@ -148,6 +160,11 @@ impl Pmem {
 
     fn regions(&self) -> impl Iterator<Item = &Arc<Region>> {
         self.tables.values().flatten()
+    }
+
+    /// Into how many parts growing tables are divided: a region is one.
+    fn partitions(&self) -> Vec<(u16, u32)> {
+        self.growing.iter().map(|table| (*table, 1)).collect()
     }
 
     fn sum(&self, of: impl Fn(&Region) -> u64) -> u64 {
@@ -164,7 +181,11 @@ impl Drop for Pmem {
 impl Storage for Pmem {}
 
 /// Rows are newer than any commit: a store that has some pins none.
-impl StoragePins for Pmem {}
+impl StoragePins for Pmem {
+    fn begun(&self) -> Begun {
+        Begun { record: String::new(), partitions: self.partitions() }
+    }
+}
 
 impl StorageChanges for Pmem {}
 
@@ -288,14 +309,16 @@ impl StorageWrite for Pmem {
 
 impl StorageJournal for Pmem {
     fn cut(&mut self, wants_record: bool) -> Result<Cut> {
-        self.regions().for_each(|region| region.note_commit());
+        let began = self.position;
+        (self.position, self.commit) = (began + 1, self.commit + 1);
+        self.regions().try_for_each(|region| region.note_commit(self.commit))?;
         Ok(Cut {
             unsynced: None,
-            began: self.position,
+            began,
             position: self.position,
             index_bytes: 0,
             record: wants_record.then(String::new),
-            partitions: Vec::new(),
+            partitions: self.partitions(),
             written: self.stats().written,
         })
     }
@@ -439,11 +462,16 @@ impl StorageTables for Pmem {
         let place = Place { folders, seed, table, name };
         let region = Region::create(&place, geometry)?;
         self.tables.insert(facts.table, Some(region));
+        let grows = facts.num_embeddings.is_none();
+        if grows {
+            self.growing.insert(facts.table);
+        }
         // A growing table's record says so.
-        Ok(facts.num_embeddings.is_none().then_some(1))
+        Ok(grows.then_some(1))
     }
 
     fn remove_table(&mut self, table: u16) {
+        self.growing.remove(&table);
         if let Some(Some(region)) = self.tables.remove(&table) {
             region.rehoming.stop();
         }

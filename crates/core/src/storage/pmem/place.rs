@@ -130,7 +130,9 @@ impl Place<'_> {
             remove_name(&new.with_extension(UNFINISHED))?;
             self.separate(&path)?;
         }
-        let rows = Rows::open(&path).map_err(|error| self.named(told(error)))?;
+        // A region of an earlier version gets its checks from who may write it.
+        let opened = if writes { Rows::open(&path) } else { Rows::open_to_read(&path) };
+        let rows = opened.map_err(|error| self.named(told(error)))?;
         let owner = rows.owner().map_err(|error| self.named(told(error)))?;
         if owner != Some(self.owner()) {
             bail!(
@@ -151,6 +153,21 @@ impl Place<'_> {
             );
         }
         Ok(rows)
+    }
+
+    /// Refuses a region that is older than this commit, by number.
+    pub(super) fn check_mark(&self, rows: &Rows<Mapped>, commit: u64) -> Result<()> {
+        let mark = rows.mark().map_err(|error| self.named(told(error)))?;
+        if mark < commit {
+            bail!(
+                Corrupt,
+                "table '{}': {} is older than the store's last commit: it knows commit {mark}, the \
+                 last one is {commit}; restore it and the other files of the store from one copy",
+                self.name,
+                self.found().unwrap_or_else(|| self.own()).display()
+            );
+        }
+        Ok(())
     }
 
     /// Takes the region away that `create` made.

@@ -8,7 +8,7 @@ use crate::io::{File, Medium};
 use crate::storage::{
     ClassFacts, Hearer, OpenAt, Storage, StorageRecovery, StorageRefresh, TableFacts, log,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// What becomes a storage in regions.
@@ -16,6 +16,10 @@ pub struct PmemRecovery {
     facts: ClassFacts,
     /// Names of tables.
     tables: BTreeMap<u16, String>,
+    /// Those of them that grow.
+    growing: BTreeSet<u16>,
+    /// The position of the class before the last commit.
+    began: Option<u64>,
     /// Regions that are open already.
     open: BTreeMap<u16, Option<Arc<Region>>>,
 }
@@ -26,16 +30,18 @@ impl PmemRecovery {
         if !begun.is_empty() {
             bail!(Corrupt, "class {} has no segments, and its record has fillings", facts.class);
         }
-        Ok(Self { facts: *facts, tables: BTreeMap::new(), open: BTreeMap::new() })
+        let (tables, growing, open) = Default::default();
+        Ok(Self { facts: *facts, tables, growing, began: None, open })
     }
 }
 
 impl StorageRefresh for Pmem {
     /// Regions that are open are those of the next commit, too.
     fn go_on(&self, tables: &[TableFacts<'_>], _: u64, _: u64) -> Result<Box<dyn StorageRecovery>> {
-        let names = tables.iter().map(|table| (table.table, table.name.to_owned())).collect();
-        let open = self.tables.clone();
-        Ok(Box::new(PmemRecovery { facts: self.facts, tables: names, open }))
+        let mut next = PmemRecovery::new(&self.facts, "")?;
+        tables.iter().try_for_each(|table| next.table(table))?;
+        next.open = self.tables.clone();
+        Ok(Box::new(next))
     }
 
     fn copy_more(&self, _: &mut dyn StorageRecovery) -> bool {
@@ -46,6 +52,9 @@ impl StorageRefresh for Pmem {
 impl StorageRecovery for PmemRecovery {
     fn table(&mut self, facts: &TableFacts<'_>) -> Result<()> {
         self.tables.insert(facts.table, facts.name.to_owned());
+        if facts.num_embeddings.is_none() {
+            self.growing.insert(facts.table);
+        }
         Ok(())
     }
 
@@ -58,7 +67,9 @@ impl StorageRecovery for PmemRecovery {
         bail!(Corrupt, "{bytes} bytes of changes of class {class}, whose rows are in regions")
     }
 
-    fn commit(&mut self, _: u64, _: Option<u64>) {}
+    fn commit(&mut self, _: u64, began: Option<u64>) {
+        self.began = began;
+    }
 
     fn check_complete(&self) -> Result<()> {
         Ok(())
@@ -72,6 +83,9 @@ impl StorageRecovery for PmemRecovery {
     ) -> Result<Box<dyn Storage>> {
         log::check_header(&*file, &self.facts)?;
         let writes = at.write_after.is_some();
+        // Before regions were told of commits, the position stayed the same from one to the next.
+        let tells = self.began.is_some_and(|began| began < at.position);
+        let known = if tells { at.commit } else { 0 };
         let mut tables = std::mem::take(&mut self.open);
         let mut is_locked = false;
         for (table, name) in &self.tables {
@@ -84,7 +98,7 @@ impl StorageRecovery for PmemRecovery {
                 true => {
                     let folders = &medium.regions().ok_or_else(no_folder)?;
                     let place = Place { folders, seed: self.facts.seed, table: *table, name };
-                    match Region::open(&place, self.facts.row_bytes, writes) {
+                    match Region::open(&place, self.facts.row_bytes, writes, known) {
                         // A reader beside a writer has the other tables.
                         Err(error)
                             if !writes
@@ -102,6 +116,8 @@ impl StorageRecovery for PmemRecovery {
         let position = at.position.max(at.write_after.unwrap_or(0));
         let mut storage = Pmem::new(self.facts, file, medium, tables, position);
         storage.is_locked = is_locked;
+        storage.growing = self.growing;
+        storage.commit = at.commit;
         Ok(Box::new(storage))
     }
 }

@@ -52,9 +52,16 @@ impl Region {
         Ok(Self::over(place.create(geometry)?, place, false))
     }
 
-    /// Opens the region of a table.
-    pub(super) fn open(place: &Place<'_>, row_bytes: usize, writes: bool) -> Result<Arc<Self>> {
-        Ok(Self::over(place.open(row_bytes, writes)?, place, true))
+    /// Opens the region of a table, which this commit has told of itself.
+    pub(super) fn open(
+        place: &Place<'_>,
+        row_bytes: usize,
+        writes: bool,
+        commit: u64,
+    ) -> Result<Arc<Self>> {
+        let rows = place.open(row_bytes, writes)?;
+        place.check_mark(&rows, commit)?;
+        Ok(Self::over(rows, place, true))
     }
 
     fn over(rows: Rows<Mapped>, place: &Place<'_>, has_commit: bool) -> Arc<Self> {
@@ -95,9 +102,12 @@ impl Region {
         self.has_commit.load(Ordering::Relaxed)
     }
 
-    /// A commit is made that has the table.
-    pub(super) fn note_commit(&self) {
+    /// A commit of this number is made that has the table. Durable on return: a region that does
+    /// not know the commit is older.
+    pub(super) fn note_commit(&self, commit: u64) -> Result<()> {
+        self.rows.set_mark(commit).map_err(|error| self.named(error))?;
         self.has_commit.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Bytes of the region.

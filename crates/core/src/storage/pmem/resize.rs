@@ -55,7 +55,9 @@ pub fn resize(
             own: folders.own.clone(),
             apart: there.map(std::path::Path::to_path_buf).or_else(|| folders.apart.clone()),
         };
-        Place { folders: &folders, ..place }.create(geometry)?;
+        let made = Place { folders: &folders, ..place }.create(geometry)?;
+        // It takes the place of one that the last commit has noted.
+        made.set_mark_to_newest()?;
         return Ok((0, bytes));
     }
     // Looks whose it is, too.

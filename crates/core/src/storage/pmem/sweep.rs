@@ -13,6 +13,10 @@ use std::sync::{Arc, Weak};
 pub(super) const STORED: u32 = 1;
 /// Buckets that count as a page of a sweep: a few hundred rows.
 const BUCKETS_PER_PAGE: usize = 16;
+/// Rows of a bucket at most.
+const ROWS_PER_BUCKET: usize = 14;
+/// Of wide rows fewer buckets are read at once, so that their rows take about so many bytes.
+const BYTES_AT_ONCE: usize = 4 << 20;
 /// Damage that a check lists of one table.
 const FINDINGS_MAX: usize = 100;
 
@@ -40,11 +44,13 @@ impl Sweep for PmemSweep {
             let message = "the store of a scan was closed; open it again";
             return Err(Error::new(ErrorKind::Closed, message));
         };
-        let end = self.bucket + (most * BUCKETS_PER_PAGE) as u64;
+        let widest = (BYTES_AT_ONCE / (ROWS_PER_BUCKET * self.row_words * 4)).max(1);
+        let end = self.bucket + (most * BUCKETS_PER_PAGE).min(widest) as u64;
         let end = end.min(region.rows.buckets());
         self.keys.clear();
         (self.bucket..end)
-            .for_each(|bucket| region.rows.keys_beside_writers(bucket, &mut self.keys));
+            .try_for_each(|bucket| region.rows.keys_beside_writers(bucket, &mut self.keys))
+            .map_err(|error| region.named(error))?;
         let width = self.row_words;
         self.words.resize(self.keys.len() * width, 0.0);
         let mut found = vec![false; self.keys.len()];

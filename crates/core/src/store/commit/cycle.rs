@@ -5,12 +5,12 @@ use super::super::engine::{Class, Engine, Table};
 use super::super::files::state;
 use super::super::journal::{
     ClassRecord, CommitRecord, JOURNAL_BYTES_PER_COMMIT, JournalFile, RecordKind, TableRecord,
-    VERSION_OF_PINS, name_of, number_of, piece_header,
+    VERSION_OF_PINS, name_of, number_of, piece_header, verify_catalog,
 };
 use super::super::{Inner, has_file};
-use super::history::{CYCLE_BYTES_MIN, CycleCursor, History, InFlightCommit, json};
+use super::history::{CycleCursor, History, InFlightCommit, json};
 use crate::activation::{Branch, note};
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::io::blocks_of;
 use crate::planted::{self, Bug};
 use crate::storage::Storage;
@@ -189,7 +189,11 @@ impl Inner {
     fn cycle_bytes_due(&self, history: &History, index_bytes: u64) -> u64 {
         // Under a disk bound the journal has to stay short.
         let usual = index_bytes / if self.options.max_disk_bytes.is_some() { 2 } else { 1 };
-        if history.journal_was_full { PIECE_BYTES_MIN } else { usual.max(CYCLE_BYTES_MIN) }
+        if history.journal_was_full {
+            PIECE_BYTES_MIN
+        } else {
+            usual.max(self.options.journal_bytes_min)
+        }
     }
 
     /// Whether a journal file may begin with the commit that is being captured. Where that turns
@@ -236,6 +240,7 @@ impl Inner {
         let deltas = engine.journal_bytes();
         let commits = self.journal_bytes_of_commits(history);
         let catalog = catalog(engine, made);
+        check_catalog(&catalog, made)?;
         let catalog_bytes: u64 =
             catalog.iter().map(|(_, record)| JournalFile::record_bytes(record.len())).sum();
         if room < index + deltas + commits + JOURNAL_BYTES_PER_COMMIT {
@@ -306,8 +311,26 @@ fn catalog(engine: &Engine, made: &InFlightCommit) -> Vec<(RecordKind, Vec<u8>)>
     let tables = engine.tables.iter().map(|table| {
         let partitions = made.partitions.iter().find(|(id, _)| *id == table.id());
         let partitions = partitions.map(|(_, partitions)| *partitions);
+        let partitions = partitions.filter(|_| !planted::is(Bug::RecordRefused));
         let record = TableRecord { born: false, partitions, ..table.record.clone() };
         (RecordKind::Table, json(&record))
     });
     classes.chain(tables).collect()
+}
+
+/// Refuses to begin a file that the next opening would refuse: the files before it would go, and
+/// with them the store.
+fn check_catalog(catalog: &[(RecordKind, Vec<u8>)], made: &InFlightCommit) -> Result<()> {
+    if planted::is(Bug::RecordRefused) {
+        return Ok(());
+    }
+    verify_catalog(catalog).map_err(|error| {
+        let what = format!(
+            "commit {} is made, but the journal file to follow it could not be read again ({}); it \
+             was not begun, and the store opens at this commit; please report this",
+            made.info.sequence,
+            error.message()
+        );
+        Error::new(error.kind(), what)
+    })
 }

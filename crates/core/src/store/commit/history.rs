@@ -6,13 +6,11 @@ use super::super::journal::{
 };
 use super::refused::Refused;
 use super::spare::Spare;
-use crate::config::CommitInfo;
+use crate::config::{CommitInfo, JOURNAL_BYTES_MIN};
 use crate::error::Result;
 use crate::io::{BLOCK_BYTES, File, blocks_of};
 use std::sync::Arc;
 
-/// A new cycle begins when the deltas since the last are as long as the index, at least this.
-pub(super) const CYCLE_BYTES_MIN: u64 = 128 << 10;
 /// States of commits to come for which room is left, at most.
 const STATES_AHEAD: usize = 3;
 /// What the superblock, the head and the lock take.
@@ -196,21 +194,21 @@ impl History {
     /// to be dropped this one is that replacement, and what it has of the indexes is there already.
     pub(in crate::store) fn bytes_kept_free(&self) -> u64 {
         let written = if self.old_journal_bytes > 0 { self.cycle_pieces } else { 0 };
-        let index = self.index_bytes.max(CYCLE_BYTES_MIN);
+        let index = self.index_bytes.max(JOURNAL_BYTES_MIN);
         self.bytes_of_next_journal() - written.min(index)
     }
 
     /// Room for a journal file that replaces this one, and for commits.
     pub(in crate::store) fn bytes_of_next_journal(&self) -> u64 {
         let commits = 3 * JOURNAL_BYTES_PER_COMMIT + self.last_record_bytes();
-        self.index_bytes.max(CYCLE_BYTES_MIN) + commits
+        self.index_bytes.max(JOURNAL_BYTES_MIN) + commits
     }
 
     /// Room that files of rows must leave beside that, because they never shrink: for a journal
     /// file that grows until it is replaced.
     pub(in crate::store) fn journal_bytes_to_come(&self) -> u64 {
         let commits = 2 * (JOURNAL_BYTES_PER_COMMIT + self.last_record_bytes());
-        let file = 2 * self.index_bytes.max(CYCLE_BYTES_MIN) + commits;
+        let file = 2 * self.index_bytes.max(JOURNAL_BYTES_MIN) + commits;
         let journal = self.journal.as_ref().map_or(0, JournalFile::disk_bytes);
         file.saturating_sub(journal + self.old_journal_bytes)
     }

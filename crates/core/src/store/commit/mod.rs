@@ -377,6 +377,9 @@ impl Inner {
             record.info.bytes_written = pages + self.bytes_beside_pages() - history.written_before;
             // The record's own bytes count towards the next commit.
             history.written_before = pages + self.bytes_beside_pages();
+            // The next opening would refuse what this does.
+            record.verify()?;
+            record.verify_catalog(engine.tables.len(), engine.classes.len())?;
             let before = history.journal().position();
             history.append_json(RecordKind::Commit, &record)?;
             record.place = (history.journal().number(), history.journal().position());

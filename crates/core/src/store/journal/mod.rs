@@ -21,3 +21,4 @@ pub(super) use records::{
     ClassCounters, ClassRecord, CommitRecord, TableCounters, TableRecord, piece_header,
     read_piece_header,
 };
+pub(super) use verify::verify_catalog;

@@ -30,6 +30,11 @@ impl ClassRecord {
         self.row_bytes == row_bytes && self.storage == storage
     }
 
+    /// Bytes of its rows in the cache: next to none where no row is ever there.
+    pub(crate) fn cached_row_bytes(&self) -> usize {
+        if self.storage.is_direct() { 4 } else { self.row_bytes }
+    }
+
     /// What a layout is told of the class, in a store with this seed of checksums.
     pub(crate) fn facts(&self, seed: u64, merging: Merging) -> ClassFacts {
         let Self { id, storage, row_bytes, page_bytes, segment_bytes, .. } = *self;

@@ -40,7 +40,7 @@ impl ClassDemand {
         let depth = curve.map_or(READ_DEPTH_USUAL, |curve| curve.depth.clamp(1, READ_DEPTH_MAX));
         Self {
             kind: record.storage,
-            row_bytes: record.row_bytes,
+            row_bytes: record.cached_row_bytes(),
             page_bytes: record.page_bytes,
             read_depth: depth,
             choices: choices.to_vec(),

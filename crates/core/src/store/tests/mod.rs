@@ -10,6 +10,7 @@ mod cleaning;
 mod cold;
 mod cold_places;
 mod commit;
+mod cycles;
 mod damage;
 mod descriptors;
 mod failed_writes;

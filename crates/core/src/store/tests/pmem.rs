@@ -190,3 +190,54 @@ fn nothing_is_lent_for_a_while_once_a_writer_had_to_wait_for_lent_rows() {
         assert!(store.view(&[(table, &keys)]).unwrap().is_none());
     });
 }
+
+#[test]
+fn rows_may_be_as_wide_as_a_region_takes() {
+    use crate::row::{PAGE_BYTES_MAX, ROW_BYTES_MAX};
+    with_kind(StorageKind::Pmem, || {
+        let dim = ROW_BYTES_MAX / 4;
+        let wide = TableSpec {
+            embedding_dim: dim,
+            capacity: Some(3),
+            initializer: Initializer::Constant(0.25),
+            ..spec("wide", None, OptimizerKind::None)
+        };
+        let too_wide = TableSpec { embedding_dim: dim + 1, ..wide.clone() };
+        let in_pages = TableSpec {
+            storage: StorageKind::Log,
+            capacity: None,
+            embedding_dim: PAGE_BYTES_MAX / 4 + 1,
+            ..wide.clone()
+        };
+        let medium = SimMedium::new(1);
+        // Rows that are never in memory take none of the budget.
+        let open = || Store::open_on(Arc::new(medium.clone()), options(1 << 20)).unwrap();
+        let store = open();
+        for (spec, most) in [(too_wide, "at most 1048576"), (in_pages, "at most 65536 fit a page")]
+        {
+            let error = store.table(&spec).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Misuse, "{error}");
+            assert!(error.message().contains(most), "{error}");
+        }
+        let table = store.table(&wide).unwrap();
+        let values: Vec<f32> = (0..2 * dim).map(|i| i as f32).collect();
+        store.put(&[put_of(table, &[7, 1 << 40], &values)]).unwrap();
+        store.put(&[put_of(table, &[1 << 40], &values[..dim])]).unwrap();
+        store.commit(1, "", &[]).unwrap();
+        store.close().unwrap();
+        let store = open();
+        assert_eq!((store.len(table).unwrap(), store.table(&wide).unwrap()), (2, table));
+        let mut found = vec![9.0; 3 * dim];
+        let keys = [7, 1 << 40, 8];
+        let out = (&mut found[..]).into();
+        store.get(&mut [GetBatch { table, keys: &keys, values: out, state: None }]).unwrap();
+        assert_eq!(found[..dim], values[..dim]);
+        assert_eq!(found[dim..2 * dim], values[..dim]);
+        assert!(found[2 * dim..].iter().all(|value| *value == 0.25));
+        let mut scan = store.scan(table).unwrap();
+        let (mut keys, mut rows) = (vec![0; 4], vec![0.0; 4 * dim]);
+        assert_eq!(scan.next_batch(&mut keys, &mut rows, None).unwrap(), 2);
+        drop(scan);
+        assert_eq!(store.delete(table, &[7]).unwrap(), 1);
+    });
+}
