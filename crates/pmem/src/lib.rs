@@ -17,7 +17,7 @@
 //! slab, epoch            which row slots are free; who still reads replaced rows
 //! hash                   look-ups and changes (batch, put, rehome, check, upgrade are parts of it)
 //! slot_word              where the row of a key lies, with a check
-//! region, redo, bucket   what lies where; changes of several words; the bits of a bucket, its check
+//! region, redo, bucket   what lies where; changes of several words; a bucket's bits and its check
 //! medium, map            words, and how they become durable
 //! ```
 //!

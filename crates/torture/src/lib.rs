@@ -3,7 +3,8 @@
 //! A [`Soak`] runs seeds. Each seed is a life (`life`): settings drawn from it (`plan`), verbs
 //! (`verbs`, `commits`, `pins`, `readers`, `ahead`), and faults of the device (`faults`). `model`
 //! is the map, `check` compares, and `judge` says which errors are answers. `exam` ends a life on
-//! devices that lie. `planted` counts the seeds until a deliberate bug is found.
+//! devices that lie. Some seeds have a second life, with rows on persistent memory (`regions`).
+//! `planted` counts the seeds until a deliberate bug is found.
 
 mod ahead;
 mod check;
@@ -22,6 +23,7 @@ mod plan;
 pub mod planted;
 mod random;
 mod readers;
+mod regions;
 mod report;
 mod run;
 mod soak;

@@ -2,7 +2,7 @@
 
 use crate::faults::{COLD, Fault, FaultSet};
 use crate::random::Random;
-use embedrock_core::config::{PolicyKind, StorageKind};
+use embedrock_core::config::{JOURNAL_BYTES_MIN, PolicyKind, StorageKind};
 use embedrock_core::init::Initializer;
 use embedrock_core::io::{Medium, RoutedMedium, SimMedium};
 use embedrock_core::optimizer::{BiasCorrection, OptimizerKind, OptimizerSpec};
@@ -219,6 +219,8 @@ pub(crate) struct Plan {
     pub(crate) batch: u64,
     /// Commits are pinned.
     pub(crate) pins: bool,
+    /// Journals that begin anew after so many bytes, if their indexes are not longer.
+    pub(crate) journal_bytes_min: u64,
 }
 
 impl Plan {
@@ -295,6 +297,12 @@ impl Plan {
                 _ => *random.pick(&[8, 40, 120]),
             },
             pins: Random::new(seed, 5).chance(1, 2) && has(Habit::Pins),
+            journal_bytes_min: *Random::new(seed, 8).pick(&[
+                2 << 10,
+                16 << 10,
+                JOURNAL_BYTES_MIN,
+                JOURNAL_BYTES_MIN,
+            ]),
         };
         if plan.max_disk_bytes.is_some() && random.chance(1, 2) {
             let enough = plan.roomy_bytes();
@@ -320,6 +328,7 @@ impl Plan {
             upkeep_scheduler: self.upkeep_scheduler,
             top_share: self.top_share,
             filters: self.filters,
+            journal_bytes_min: self.journal_bytes_min,
             seed: self.seed % 3,
             ..StoreOptions::new(Memory::Bytes(memory))
         }

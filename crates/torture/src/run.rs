@@ -2,6 +2,7 @@
 
 use crate::life::{Life, Stop};
 use crate::plan::{Limits, Plan};
+use crate::regions::{self, has_regions};
 use crate::report::Counts;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -74,7 +75,10 @@ pub fn run(seed: u64, limits: &Limits, counts: &mut Counts) -> Result<(), Box<Fa
     counts.seeds += 1;
     let mut life = Life::new(plan, counts);
     LIVING.with_borrow_mut(|living| *living = true);
-    let lived = catch_unwind(AssertUnwindSafe(|| life.live()));
+    let lived = catch_unwind(AssertUnwindSafe(|| match life.live() {
+        Ok(()) | Err(Stop::Over) if has_regions(seed, limits) => Ok(regions::live(seed, limits)?),
+        lived => lived,
+    }));
     LIVING.with_borrow_mut(|living| *living = false);
     let what = match lived {
         Ok(Ok(())) => return Ok(()),
@@ -119,7 +123,7 @@ fn settings(plan: &Plan) -> String {
         .collect();
     format!(
         "{:?}, page {}, segment {}, memory {:?} %, max_disk {:?}, capacity {:?}, keep {}, {:?}, \
-         window {} ({:?} bytes, group {}), batch {}, pins {}, {} operations; {}",
+         window {} ({:?} bytes, group {}), batch {}, pins {}, journals of {}, {} operations; {}",
         plan.kind,
         plan.page_bytes,
         plan.segment_bytes,
@@ -133,6 +137,7 @@ fn settings(plan: &Plan) -> String {
         plan.window_group,
         plan.batch,
         plan.pins,
+        plan.journal_bytes_min,
         plan.operations,
         tables.join("; ")
     )
