@@ -30,9 +30,11 @@ impl ClassRecord {
         self.row_bytes == row_bytes && self.storage == storage
     }
 
-    /// Bytes of its rows in the cache: next to none where no row is ever there.
+    /// Bytes of its rows in the cache. Where no row is ever there, wide ones cost no more than
+    /// others.
     pub(crate) fn cached_row_bytes(&self) -> usize {
-        if self.storage.is_direct() { 4 } else { self.row_bytes }
+        const DIRECT_MOST: usize = 512;
+        if self.storage.is_direct() { self.row_bytes.min(DIRECT_MOST) } else { self.row_bytes }
     }
 
     /// What a layout is told of the class, in a store with this seed of checksums.
