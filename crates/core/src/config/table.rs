@@ -75,11 +75,15 @@ const SPARSE_SHARE: u64 = 3;
 /// Most ids of a table that is stored by id.
 pub(crate) const DENSE_IDS_MAX: u64 = u32::MAX as u64;
 
-/// What a table is: fixed when it is created.
+/// What a table is: fixed when it is created, but for its name and how many ids a dense one has.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TableSpec {
     /// Unique name within the store.
     pub name: String,
+    /// The name that it was created with, where it was renamed since: initial rows and the order of
+    /// growing tables are made of that.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub first_name: Option<String>,
     /// Values per row.
     pub embedding_dim: usize,
     /// Ids are `0..num_embeddings`; `None` is a growing table of arbitrary 64-bit keys.
@@ -108,6 +112,11 @@ pub struct TableSpec {
 }
 
 impl TableSpec {
+    /// The name that all hashes of its keys are made with.
+    pub fn hashed_name(&self) -> &str {
+        self.first_name.as_deref().unwrap_or(&self.name)
+    }
+
     /// Ids of a new table where it is stored by id; `None` where it is stored as a growing one.
     /// Of a table that is there its record says it.
     pub(crate) fn new_dense_ids(&self) -> Option<u64> {

@@ -47,6 +47,18 @@ impl DenseIndex {
         Ok(Self(Form::Packed(PackedIndex::new(ids_of(num_embeddings)?)?)))
     }
 
+    /// Makes room for more ids, none of which has a stored copy yet.
+    ///
+    /// *Errors*: as `new`; nothing changed then.
+    pub fn grow(&mut self, num_embeddings: u64) -> Result<()> {
+        let count = ids_of(num_embeddings)?;
+        assert!(num_embeddings >= self.num_embeddings(), "an index does not shrink");
+        match &mut self.0 {
+            Form::Full(index) => index.grow(count),
+            Form::Packed(index) => index.grow(count),
+        }
+    }
+
     /// An index of as many ids, in the same form, none of which has a stored copy yet.
     ///
     /// *Errors*: as `new`.

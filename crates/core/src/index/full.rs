@@ -39,6 +39,19 @@ impl FullIndex {
         Ok(Self { words, live: 0 })
     }
 
+    /// Makes room for so many ids in all.
+    ///
+    /// *Errors*: as `new`; nothing changed then.
+    pub(super) fn grow(&mut self, count: usize) -> Result<()> {
+        let more = count - self.words.len();
+        if self.words.try_reserve_exact(more).is_err() {
+            return Err(refused(count, count * size_of::<u32>()));
+        }
+        self.words.resize(count, 0);
+        advise_huge(&mut self.words);
+        Ok(())
+    }
+
     /// Copies a part of it, of a number, into an index of as many ids. Says whether parts follow.
     pub(super) fn copy_part(&self, part: usize, copy: &mut Self) -> bool {
         let begin = (part * PART_WORDS).min(self.words.len());

@@ -172,6 +172,20 @@ impl PackedIndex {
         Ok(Self { blocks, num_embeddings: num_embeddings as u64, live: 0, heap_bytes: 0 })
     }
 
+    /// Makes room for so many ids in all.
+    ///
+    /// *Errors*: as `new`; nothing changed then.
+    pub(super) fn grow(&mut self, num_embeddings: usize) -> Result<()> {
+        let count = num_embeddings.div_ceil(BLOCK_IDS);
+        let more = count - self.blocks.len();
+        if self.blocks.try_reserve_exact(more).is_err() {
+            return Err(refused(num_embeddings, count * size_of::<Block>()));
+        }
+        self.blocks.resize_with(count, Block::default);
+        self.num_embeddings = num_embeddings as u64;
+        Ok(())
+    }
+
     /// Copies a part of it, of a number, into an index of as many ids. Says whether parts follow.
     pub(super) fn copy_part(&self, part: usize, copy: &mut Self) -> bool {
         let begin = (part * PART_BLOCKS).min(self.blocks.len());

@@ -28,6 +28,8 @@ pub struct TableFacts<'a> {
     pub table: u16,
     /// Its name.
     pub name: &'a str,
+    /// What its keys are mixed with.
+    pub salt: u64,
     /// Ids of a dense table; `None` for a growing one.
     pub num_embeddings: Option<u64>,
     /// Rows that the table is to have, where somebody said so.

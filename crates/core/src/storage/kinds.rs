@@ -94,6 +94,31 @@ pub fn check_class(facts: &ClassFacts) -> Result<()> {
     }
 }
 
+/// What more the index of a dense table that is stored by id takes with `after` ids than `before`,
+/// of a log in the form that it has, where it is expected to have so many rows.
+pub fn index_memory_to_grow(
+    (kind, packed): (StorageKind, bool),
+    (before, after): (u64, u64),
+    expected: Option<u64>,
+    merging: Merging,
+) -> Result<IndexMemory> {
+    let of = |ids: u64| match (kind, packed) {
+        (StorageKind::Log, false) => {
+            Ok(IndexMemory { now: DenseIndex::memory_for(ids), growth: 0 })
+        }
+        (StorageKind::Log, true) => {
+            let rows = expected.unwrap_or(ids).min(ids);
+            Ok(IndexMemory { now: DenseIndex::packed_memory_for(ids, rows), growth: 0 })
+        }
+        _ => index_memory(kind, Some(ids), expected, merging),
+    };
+    let (old, new) = (of(before)?, of(after)?);
+    Ok(IndexMemory {
+        now: new.now.saturating_sub(old.now),
+        growth: new.growth.saturating_sub(old.growth),
+    })
+}
+
 /// What the index of a new table takes: a dense one of so many ids, or a growing one that is to
 /// have so many keys, as merges keep an lsm.
 pub fn index_memory(

@@ -543,4 +543,12 @@ impl StorageTables for MapStorage {
         let table = self.tables.remove(&table).expect("the table belongs to this class");
         assert!(table.rows.is_empty(), "no row of it was written");
     }
+
+    fn drop_table(&mut self, table: u16) {
+        self.tables.remove(&table).expect("the table belongs to this class");
+    }
+
+    fn grow_table(&mut self, _: u16, _: u64) -> Result<()> {
+        Ok(())
+    }
 }

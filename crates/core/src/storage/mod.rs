@@ -31,8 +31,8 @@ pub use buffer::{DirtyRow, FlushBuffer};
 pub use changes::{RowChange, SlotSet};
 pub use facts::{ClassFacts, OpenAt, TableFacts};
 pub use kinds::{
-    DiskNeed, IndexMemory, check_class, create, disk_bytes_for, index_memory, is_packed,
-    packed_growth, recovery,
+    DiskNeed, IndexMemory, check_class, create, disk_bytes_for, index_memory, index_memory_to_grow,
+    is_packed, packed_growth, recovery,
 };
 pub use log::demand::{Demand, Share};
 pub use log::{ClassNeed, choose_segment, seed_of_file};

@@ -455,6 +455,16 @@ pub trait StorageTables {
 
     /// Takes a table out again that came to nothing: no row of it was written.
     fn remove_table(&mut self, table: u16);
+
+    /// Takes a table out with all its rows, which kept commits keep. None of them waits, no change
+    /// of it waits for the journal, and no unit of upkeep is under way.
+    fn drop_table(&mut self, table: u16);
+
+    /// Makes room for more ids of a dense table, of which none has a row.
+    ///
+    /// *Errors*: `Misuse`, `Budget` or `Full` where it cannot have so many, which say what would
+    /// work; nothing changed then.
+    fn grow_table(&mut self, table: u16, num_embeddings: u64) -> Result<()>;
 }
 
 /// A reader that moves to another commit. It is read meanwhile: the index of the next one is made
@@ -506,6 +516,13 @@ pub type Hearer<'a> = Option<&'a mut dyn FnMut(u16, u64)>;
 pub trait StorageRecovery: Any + Send {
     /// Takes a table in, whose id is larger than those before.
     fn table(&mut self, facts: &TableFacts<'_>) -> Result<()>;
+
+    /// Takes a table out with all its rows. Of one that was dropped before the journal begins
+    /// nothing is there, and these facts are all that is known.
+    fn drop_table(&mut self, facts: &TableFacts<'_>) -> Result<()>;
+
+    /// Makes room for more ids of a dense table.
+    fn grow_table(&mut self, table: u16, num_embeddings: u64) -> Result<()>;
 
     /// Loads a piece of a table, in place of what is there of it.
     fn piece(&mut self, table: u16, piece: u32, bytes: &[u8]) -> Result<()>;

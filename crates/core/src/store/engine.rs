@@ -7,7 +7,7 @@
 //! another.
 //! `ARCHITECTURE.md` has the rest.
 
-use super::journal::{ClassRecord, TableRecord};
+use super::journal::{ChangeOf, ClassRecord, JournalFile, TableRecord};
 use super::memory::budget::{
     self, ClassDemand, ClassPlan, RowsToCome, WAYS, bytes_of, divide, rows_bytes,
 };
@@ -66,7 +66,7 @@ impl Table {
         let dim = record.spec.embedding_dim;
         let layout =
             RowLayout::new(record.spec.dtype, dim, record.spec.optimizer.state_words(dim))?;
-        let salt = table_salt(&record.spec.name);
+        let salt = table_salt(record.spec.hashed_name());
         Ok(Self {
             record,
             class,
@@ -368,7 +368,10 @@ impl Class {
 /// Everything in memory.
 #[derive(Default)]
 pub(super) struct Engine {
+    /// By id, rising.
     pub(super) tables: Vec<Table>,
+    /// Records of tables that were dropped, whose ids are never given again.
+    pub(super) dropped: Vec<TableRecord>,
     pub(super) classes: Vec<Class>,
     /// True when the tiers fit the tables that exist.
     pub(super) planned: bool,
@@ -383,7 +386,63 @@ pub(super) struct Engine {
 impl Engine {
     /// The table with this id.
     pub(super) fn table(&self, id: u16) -> Option<&Table> {
-        self.tables.get(usize::from(id))
+        // Its place, where none was dropped.
+        if let Some(table) = self.tables.get(usize::from(id)).filter(|table| table.id() == id) {
+            return Some(table);
+        }
+        self.place_of(id).map(|at| &self.tables[at])
+    }
+
+    /// The table with this id, which is there.
+    pub(super) fn known_table(&self, id: u16) -> &Table {
+        self.table(id).expect("the table is there")
+    }
+
+    /// Where the table with this id is.
+    pub(super) fn place_of(&self, id: u16) -> Option<usize> {
+        self.tables.binary_search_by_key(&id, Table::id).ok()
+    }
+
+    /// How many tables there are and were: the id of the next one.
+    pub(super) fn ids(&self) -> usize {
+        self.tables.len() + self.dropped.len()
+    }
+
+    /// Records of the tables that there are and were, by id, rising.
+    pub(super) fn table_records(&self) -> Vec<&TableRecord> {
+        let all = self.tables.iter().map(|table| &table.record).chain(&self.dropped);
+        let mut all: Vec<&TableRecord> = all.collect();
+        all.sort_unstable_by_key(|record| record.id);
+        all
+    }
+
+    /// The version of a journal file that begins with this catalog.
+    pub(super) fn catalog_version(&self) -> u32 {
+        let classes = self.classes.iter().map(|class| &class.record);
+        JournalFile::version_for(classes, self.table_records().into_iter())
+    }
+
+    /// Takes the table at a place out, which its class has dropped.
+    pub(super) fn drop_table(&mut self, at: usize) {
+        let mut record = self.tables.remove(at).record;
+        ChangeOf::Drop.apply(&mut record);
+        self.dropped.push(record);
+        self.count_dense_rows();
+    }
+
+    /// Gives ids of dense tables their running numbers anew. No cache knows them, so there is none
+    /// until a plan is made; no row of them was dirty.
+    pub(super) fn count_dense_rows(&mut self) {
+        for class in &mut self.classes {
+            (class.dense_rows, class.tier) = (0, None);
+        }
+        for table in &mut self.tables {
+            let Some(rows) = table.record.dense_ids() else { continue };
+            let class = &mut self.classes[table.class];
+            table.first = Some(class.dense_rows);
+            class.dense_rows += rows;
+        }
+        self.planned = false;
     }
 
     /// Journal bytes of what is to come of all classes, at most. Waits for no class lock.
@@ -474,11 +533,24 @@ impl Engine {
 
     /// Takes a row, whatever it holds, out of the cache.
     pub(super) fn forget_row(&self, table: u16, key: u64) {
-        let table = &self.tables[usize::from(table)];
+        // A table that was dropped has no rows any more.
+        let Some(table) = self.table(table) else { return };
+        // One that has grown since has ids that this engine does not know.
+        if table.record.dense_ids().is_some_and(|ids| key >= ids) {
+            return;
+        }
         if let Some(tier) = &self.classes[table.class].tier {
             let at = table.locate(&tier.cache, key);
             tier.cache.remove(at, table.id(), key, drop);
         }
+    }
+
+    /// Whether it has the tables of another engine, each with as many ids: their rows lie in the
+    /// same places of caches.
+    pub(super) fn has_tables_of(&self, other: &Engine) -> bool {
+        let ids = |table: &Table| (table.id(), table.record.dense_ids());
+        self.classes.len() == other.classes.len()
+            && self.tables.iter().map(ids).eq(other.tables.iter().map(ids))
     }
 
     /// Takes over the caches of an engine with the same tables, unless the indexes have outgrown

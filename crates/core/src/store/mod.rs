@@ -4,6 +4,7 @@
 //! may be called from several threads at once. Verbs share the engine, a commit while it is
 //! captured and a plan take it alone.
 
+mod catalog;
 mod cold;
 mod commit;
 mod engine;
@@ -29,7 +30,7 @@ pub use commit::PendingCommit;
 pub use engine::MemoryUse;
 pub use files::place::check_place;
 pub use stats::{ClassStats, CommitStats, DeviceStats, RowReads, Stats, UpkeepStats, WrittenBytes};
-pub use sweeps::changes::{ChangedRows, Changes, Since};
+pub use sweeps::changes::{ChangedRows, Changes, Since, TableEvent};
 pub use sweeps::check::{CheckReport, Problem, check};
 pub use sweeps::copy::{CopyOptions, CopyReport, copy, copy_with};
 pub use sweeps::files::{CommitFile, CommitFiles, finish_pull};
@@ -357,7 +358,15 @@ impl Inner {
 
     fn table_of<'e>(&self, engine: &'e Engine, table: TableId) -> Result<&'e Table> {
         engine.table(table.0).ok_or_else(|| {
-            Error::new(ErrorKind::NotFound, format!("there is no table with number {}", table.0))
+            let dropped = engine.dropped.iter().find(|record| record.id == table.0);
+            let message = match dropped {
+                Some(record) => format!(
+                    "table '{}' was dropped; what names are in use Store.tables says",
+                    record.spec.name
+                ),
+                None => format!("there is no table with number {}", table.0),
+            };
+            Error::new(ErrorKind::NotFound, message)
         })
     }
 
@@ -465,6 +474,7 @@ impl Store {
         engine.closed = true;
         engine.classes.clear();
         engine.tables.clear();
+        engine.dropped.clear();
         self.inner.history.lock().close();
         drop(self.inner.hold.lock().take());
         drop(self.inner.lock.lock().take());

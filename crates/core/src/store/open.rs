@@ -436,6 +436,7 @@ pub(super) fn build(
         bytes += log.disk_bytes();
         engine.classes.push(Class::new(record.clone(), log));
     }
+    engine.dropped = std::mem::take(&mut recovered.dropped);
     let counters = last.map(|c| c.tables.clone()).unwrap_or_default();
     for record in std::mem::take(&mut recovered.tables) {
         let id = record.id;

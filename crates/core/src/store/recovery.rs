@@ -11,8 +11,8 @@ use super::files::head::{Head, Tells};
 use super::files::leftovers::refuse_unexplained;
 use super::files::pins::{Pinned, Pins};
 use super::journal::{
-    ClassRecord, CommitRecord, JournalReader, RecordKind, TableRecord, name_of, pin_number,
-    read_json, read_piece_header,
+    ChangeOf, ClassRecord, CommitRecord, JournalReader, RecordKind, TableChange, TableRecord,
+    name_of, pin_number, read_json, read_piece_header,
 };
 use crate::arena::trim_heap;
 use crate::config::{Merging, StoreOptions};
@@ -35,7 +35,10 @@ pub(super) struct Recovered {
     pub(super) classes: Vec<ClassRecord>,
     /// What becomes their storage, in the same order.
     pub(super) logs: Vec<Box<dyn StorageRecovery>>,
+    /// By id, rising.
     pub(super) tables: Vec<TableRecord>,
+    /// Tables that were dropped, in any order.
+    pub(super) dropped: Vec<TableRecord>,
     /// Kept commits up to the one that was opened, oldest first.
     pub(super) commits: Vec<CommitRecord>,
     /// Journal files that a commit of this store may need, and the bytes they take.
@@ -531,6 +534,7 @@ impl<'a> Replay<'a> {
                 }
             }
             RecordKind::Table => self.table(read_json(payload, "table")?)?,
+            RecordKind::TableChange => self.change(read_json(payload, "change of a table")?)?,
             RecordKind::Piece => self.piece(payload)?,
             RecordKind::Deltas => {
                 self.deltas(payload)?;
@@ -553,14 +557,41 @@ impl<'a> Replay<'a> {
     }
 
     fn table(&mut self, record: TableRecord) -> Result<()> {
-        let Recovered { classes, logs, tables, .. } = &mut self.recovered;
-        if tables.iter().any(|table| table.id == record.id) {
+        let Recovered { classes, logs, tables, dropped, .. } = &mut self.recovered;
+        if tables.iter().chain(&*dropped).any(|table| table.id == record.id) {
             return Ok(());
         }
-        record.verify(tables.iter(), classes, self.file_bytes)?;
-        // Ids are positions, as the catalog's check says.
-        logs[usize::from(record.class)].table(&record.facts())?;
-        tables.push(record);
+        record.verify(tables.iter().chain(&*dropped), classes, self.file_bytes)?;
+        // Ids of classes are positions, as the catalog's check says.
+        let log = &mut logs[usize::from(record.class)];
+        if record.dropped {
+            log.drop_table(&record.facts())?;
+            dropped.push(record);
+        } else {
+            log.table(&record.facts())?;
+            tables.push(record);
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, change: TableChange) -> Result<()> {
+        let Recovered { logs, tables, dropped, .. } = &mut self.recovered;
+        let id = change.id;
+        let Some(at) = tables.iter().position(|table| table.id == id) else {
+            bail!(Corrupt, "a change names table {id}, which does not exist");
+        };
+        change.verify(&tables[at], tables)?;
+        let change = change.change;
+        change.apply(&mut tables[at]);
+        let log = &mut logs[usize::from(tables[at].class)];
+        match change {
+            ChangeOf::Drop => {
+                log.drop_table(&tables[at].facts())?;
+                dropped.push(tables.remove(at));
+            }
+            ChangeOf::Grow(ids) => log.grow_table(id, ids)?,
+            ChangeOf::Rename(_) => {}
+        }
         Ok(())
     }
 
@@ -570,10 +601,10 @@ impl<'a> Replay<'a> {
         }
         let (table, piece, content) = read_piece_header(payload)?;
         let Recovered { logs, tables, .. } = &mut self.recovered;
-        let Some(record) = tables.get(usize::from(table)) else {
+        let Ok(at) = tables.binary_search_by_key(&table, |record| record.id) else {
             bail!(Corrupt, "a piece names table {table}, which does not exist");
         };
-        logs[usize::from(record.class)].piece(table, piece, content)
+        logs[usize::from(tables[at].class)].piece(table, piece, content)
     }
 
     fn deltas(&mut self, payload: &[u8]) -> Result<()> {
@@ -591,7 +622,7 @@ impl<'a> Replay<'a> {
     fn finish(self) -> Result<Recovered> {
         if let Some(commit) = self.recovered.commits.last() {
             let Recovered { tables, classes, .. } = &self.recovered;
-            commit.verify_catalog(tables.len(), classes.len())?;
+            commit.verify_catalog(tables, classes.len())?;
         }
         self.recovered.logs.iter().try_for_each(|log| log.check_complete())?;
         Ok(self.recovered)

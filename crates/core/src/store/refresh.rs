@@ -307,6 +307,7 @@ impl Inner {
             Recovered {
                 classes: engine.classes.iter().map(|class| class.record.clone()).collect(),
                 tables: engine.tables.iter().map(|table| table.record.clone()).collect(),
+                dropped: engine.dropped.clone(),
                 commits: commits.filter(|c| c.info.sequence >= oldest).collect(),
                 journal_bytes,
                 newest,
@@ -317,7 +318,7 @@ impl Inner {
         };
         // Verbs that look for a row wait for a part of the copy at most.
         while self.open_engine()?.copy_more(&mut recovered.logs) {}
-        let known = recovered.tables.len();
+        let known = recovered.tables.len() + recovered.dropped.len();
         self.open_engine()?.note_arrivals();
         let (mut rows, mut times) = (Vec::with_capacity(ROWS_AT_ONCE), 0);
         let mut forget = |rows: &mut Vec<(u16, u64)>| {
@@ -380,9 +381,7 @@ impl Inner {
         for table in &new.tables {
             table.changes.store(changes.unwrap_or(0) + 1, Ordering::Relaxed);
         }
-        let is_alike =
-            new.tables.len() == engine.tables.len() && new.classes.len() == engine.classes.len();
-        if keeps_rows && is_alike && engine.knows_arrivals() {
+        if keeps_rows && new.has_tables_of(&engine) && engine.knows_arrivals() {
             engine.forget_arrived_rows();
             new.take_tiers(&mut engine);
         }

@@ -2,7 +2,7 @@
 
 use super::engine::{Class, Engine, Table};
 use super::files::class_file::{class_file_name, create_class_file};
-use super::journal::{ClassRecord, JournalFile, RecordKind, TableRecord};
+use super::journal::{ClassRecord, JournalFile, RecordKind, TableRecord, VERSION_OF_CHANGES};
 use super::memory::budget::{self, ClassDemand, READ_DEPTHS, RowsToCome};
 use super::{Inner, Store, has_file};
 use crate::config::{Memory, Merging, StorageKind, TableId, TableInfo, TableSpec};
@@ -67,8 +67,12 @@ impl Store {
         let measured = inner.measure_for(spec, &layout, page_bytes)?;
         let mut engine = inner.exclusive()?;
         inner.check_writable()?;
-        if engine.tables.len() >= TABLES_MAX {
-            bail!(Misuse, "a store holds at most {TABLES_MAX} tables");
+        if engine.ids() >= TABLES_MAX {
+            bail!(
+                Misuse,
+                "a store has at most {TABLES_MAX} tables in its life, those among them that were \
+                 dropped; embedrock copy makes one with those alone that it has"
+            );
         }
         if engine.planned {
             inner.reserve(&engine, &[])?;
@@ -84,10 +88,14 @@ impl Store {
             None => Err(inner.new_class(&engine, row_bytes, spec, page_bytes, measured)?),
         };
         inner.check_budget(&engine, spec, &class)?;
-        let (id, born) = (engine.tables.len() as u16, true);
+        if spec.first_name.is_some() {
+            inner.begin_version(&engine, VERSION_OF_CHANGES, "a table with a first name")?;
+        }
+        let (id, born, dropped) = (engine.ids() as u16, true, false);
         let spec = TableSpec { capacity: spec.room(), ..spec.clone() };
         let packed = is_packed(&spec);
-        let mut record = TableRecord { id, class: 0, spec, partitions: None, packed, born };
+        let mut record =
+            TableRecord { id, class: 0, spec, partitions: None, packed, born, dropped };
         // It has no partitions yet that say how it is stored.
         let ids = record.spec.new_dense_ids();
         let facts = TableFacts { num_embeddings: ids, ..record.facts() };
@@ -187,11 +195,17 @@ pub(super) fn compare(stored: &TableSpec, asked: &TableSpec) -> Result<()> {
     let initializer = |s: &TableSpec| text(serde_json::to_string(&s.initializer));
     differ("initializer", initializer(stored), initializer(asked));
     if !differences.is_empty() {
+        let way_out = match (stored.num_embeddings, asked.num_embeddings) {
+            (Some(ids), Some(more)) if more > ids => format!(
+                "to give it more ids, open it with num_embeddings={ids} and call grow({more}) of \
+                 the table or its module, or run embedrock grow STORE '{name}' {more}: its rows \
+                 stay"
+            ),
+            _ => "open it as stored, or use another name".to_owned(),
+        };
         bail!(
             Mismatch,
-            "table '{}' exists with other parameters: stored {}; open it as stored, or use another \
-             name",
-            stored.name,
+            "table '{name}' exists with other parameters: stored {}; {way_out}",
             differences.join("; stored ")
         );
     }
@@ -296,7 +310,12 @@ impl Inner {
     }
 
     /// Refuses a table whose rows, all written, the disk could not hold.
-    fn check_disk(&self, engine: &Engine, spec: &TableSpec, layout: &RowLayout) -> Result<()> {
+    pub(super) fn check_disk(
+        &self,
+        engine: &Engine,
+        spec: &TableSpec,
+        layout: &RowLayout,
+    ) -> Result<()> {
         let Some(rows) = new_rows_to_come(spec) else { return Ok(()) };
         if !self.options.check_disk {
             return Ok(());
@@ -309,7 +328,13 @@ impl Inner {
             return Ok(());
         }
         let mut needed = bytes(spec, rows, layout.row_bytes());
-        let is_here = |table: &&Table| table.region.as_ref().is_none_or(|region| region.is_own());
+        // One that is to grow counts with the rows that it will have, and so does one in whose
+        // place another comes.
+        let is_other = |name: &String| *name != spec.name && spec.first_name.as_ref() != Some(name);
+        let is_here = |table: &&Table| {
+            is_other(&table.record.spec.name)
+                && table.region.as_ref().is_none_or(|region| region.is_own())
+        };
         for table in engine.tables.iter().filter(is_here) {
             if let Some(rows) = table.record.rows_to_come() {
                 needed += bytes(&table.record.spec, rows, table.layout.row_bytes());
@@ -454,7 +479,7 @@ impl Inner {
         // The next opening would refuse what this does.
         record.verify(&classes)?;
         let (id, facts) = (record.id, record.facts(self.seed, self.options.merging()));
-        let version = JournalFile::version_for([&record].into_iter());
+        let version = JournalFile::version_for([&record].into_iter(), std::iter::empty());
         self.begin_version(engine, version, "the first table of another storage")?;
         let file = create_class_file(&*self.medium, id, self.seed)?;
         // The engine is taken alone: no commit is under way.

@@ -38,6 +38,7 @@ pub(crate) fn options(bytes: u64) -> StoreOptions {
 pub(crate) fn spec(name: &str, dim: usize, rows: Option<u64>, kind: OptimizerKind) -> TableSpec {
     TableSpec {
         name: name.to_owned(),
+        first_name: None,
         embedding_dim: dim,
         num_embeddings: rows,
         expected_rows: rows.is_none().then_some(2000),

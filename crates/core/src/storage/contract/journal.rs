@@ -2,6 +2,7 @@
 
 use super::life::Rows;
 use crate::error::Result;
+use crate::hash::table_salt;
 use crate::storage::{Hearer, Storage, StorageRecovery, TableFacts};
 
 /// A table, as its record says.
@@ -23,6 +24,7 @@ impl TableOfLife {
         TableFacts {
             table: self.id,
             name: &self.name,
+            salt: table_salt(&self.name),
             num_embeddings: self.rows,
             expected_rows: None,
             packed: self.packed,

@@ -9,8 +9,9 @@ use crate::storage::{RowChange, SlotSet, StorageChanges, Sweep};
 impl StorageChanges for ClassLog {
     fn read_changes(&self, bytes: &[u8], each: &mut dyn FnMut(RowChange)) -> Result<()> {
         let is_sparse = |table: u16| {
-            let found = self.indexes().find(|(id, _)| *id == table);
-            found.map(|(_, index)| index.is_sparse())
+            let there = self.indexes().map(|(id, index)| (id, index.is_sparse()));
+            let mut all = there.chain(self.dropped.iter().copied());
+            all.find(|(id, _)| *id == table).map(|(_, is_sparse)| is_sparse)
         };
         decode(bytes, &is_sparse, &mut |decoded| {
             match decoded {

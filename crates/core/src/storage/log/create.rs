@@ -4,7 +4,6 @@ use super::demand::PARKED_ROWS_MIN;
 use super::file::write_header;
 use super::{ClassLog, SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN, Segments, TableIndex, Writer};
 use crate::error::{Result, bail};
-use crate::hash::table_salt;
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::{Buffers, File, Medium};
 use crate::storage::{ClassFacts, FlushBuffer, PageLayout, Storage, StorageTables, TableFacts};
@@ -120,6 +119,19 @@ impl StorageTables for ClassLog {
     fn remove_table(&mut self, table: u16) {
         drop(self.take_index(table));
     }
+
+    fn drop_table(&mut self, table: u16) {
+        let index = self.take_index(table);
+        self.dropped.push((table, index.is_sparse()));
+        for slot in index.slots() {
+            self.segments.outdated(slot);
+        }
+        *self.deleted.entry(self.segments.epoch()).or_default() += index.len();
+    }
+
+    fn grow_table(&mut self, table: u16, num_embeddings: u64) -> Result<()> {
+        self.index_mut(table).grow(num_embeddings)
+    }
 }
 
 impl ClassLog {
@@ -153,7 +165,7 @@ impl TableIndex {
                     Some(partitions) => SparseIndex::restore(partitions, expected)?,
                     None => SparseIndex::new(expected)?,
                 };
-                TableIndex::Sparse(index, table_salt(facts.name))
+                TableIndex::Sparse(index, facts.salt)
             }
         })
     }

@@ -83,6 +83,16 @@ impl TableIndex {
         }
     }
 
+    /// Makes room for more ids of a dense table; a growing one has room for all.
+    ///
+    /// *Errors*: as `DenseIndex::grow`.
+    pub fn grow(&mut self, num_embeddings: u64) -> Result<()> {
+        match self {
+            TableIndex::Dense(index) => index.grow(num_embeddings),
+            TableIndex::Sparse(..) => Ok(()),
+        }
+    }
+
     /// Allocated bytes.
     pub fn memory_bytes(&self) -> usize {
         match self {
@@ -214,6 +224,9 @@ pub struct ClassLog {
     buffer: FlushBuffer,
     writer: Writer,
     tables: Vec<(u16, TableIndex)>,
+    /// Tables that were dropped, and whether they were growing ones: the journal may have changes
+    /// of theirs.
+    dropped: Vec<(u16, bool)>,
     deltas: DeltaWriter,
     /// Deltas are handed to the journal when they are this long; at once before a plan.
     portion_bytes: usize,
@@ -261,6 +274,7 @@ impl ClassLog {
             buffer,
             writer,
             tables: Vec::new(),
+            dropped: Vec::new(),
             deltas: DeltaWriter::default(),
             portion_bytes: 0,
             order: Vec::new(),

@@ -30,6 +30,8 @@ pub struct LogRecovery {
     layout: PageLayout,
     /// By id, ascending.
     tables: Vec<RecoveredTable>,
+    /// Tables that were dropped, and whether they were growing ones.
+    dropped: Vec<(u16, bool)>,
     /// By id, where a table is among `tables`; 0 for ids of other classes, too.
     positions: Vec<u16>,
     fillings: Fillings,
@@ -76,6 +78,29 @@ impl StorageRecovery for LogRecovery {
         let missing = (!facts.born).then(all).filter(|missing| !missing.is_empty());
         self.push(facts, index, missing);
         Ok(())
+    }
+
+    fn drop_table(&mut self, facts: &TableFacts<'_>) -> Result<()> {
+        self.dropped.push((facts.table, facts.num_embeddings.is_none()));
+        let Some(at) = self.position_of(facts.table) else { return Ok(()) };
+        let dropped = self.tables.remove(at);
+        for (at, table) in self.tables.iter().enumerate() {
+            self.positions[usize::from(table.id)] = at as u16;
+        }
+        if self.epoch > self.oldest {
+            let epoch = self.epoch;
+            let kept = dropped.index.slots().filter(|slot| !self.was_written(*slot));
+            let kept: Vec<Retained> = kept.map(|slot| Retained { epoch, slot }).collect();
+            self.retained.extend(kept);
+        }
+        Ok(())
+    }
+
+    fn grow_table(&mut self, table: u16, num_embeddings: u64) -> Result<()> {
+        let Some(at) = self.position_of(table) else {
+            bail!(Corrupt, "table {table} has grown, which does not exist");
+        };
+        self.tables[at].index.grow(num_embeddings)
     }
 
     fn piece(&mut self, table: u16, piece: u32, bytes: &[u8]) -> Result<()> {
@@ -175,6 +200,7 @@ impl LogRecovery {
             facts,
             layout,
             tables: Vec::new(),
+            dropped: Vec::new(),
             positions: Vec::new(),
             fillings,
             retained: Vec::new(),
@@ -218,6 +244,7 @@ impl LogRecovery {
         for table in self.tables {
             log.add_table(table.id, table.index);
         }
+        log.dropped = self.dropped;
         Ok(log)
     }
 
@@ -388,6 +415,7 @@ impl ClassLog {
         let fillings = Fillings::going_on(layout.rows_per_page, pages, self.segments.firsts());
         let begin = Begin { epoch, oldest };
         let mut recovery = LogRecovery::with_fillings(facts, layout, fillings, begin);
+        recovery.dropped.clone_from(&self.dropped);
         for facts in tables {
             recovery.push(facts, self.index(facts.table).empty_copy()?, None);
         }

@@ -76,7 +76,8 @@ impl Lsm {
         if !self.merges_into_bottom() {
             return false;
         }
-        let drops = self.upkeep.drops_tombstones && !self.tombstones.is_empty();
+        let drops =
+            self.upkeep.drops_tombstones && !self.tombstones.is_empty() || self.has_rows_to_drop();
         // A full storage merges what little there is: outdated rows below go by that alone.
         let most = if self.upkeep.merges_for_room() { 0 } else { self.most_above() };
         drops || self.rows_to_merge() > most
@@ -99,7 +100,10 @@ impl Lsm {
         }
         // Until a merge begins: what none can take is waited for no more.
         let mut drops_tombstones = std::mem::take(&mut self.upkeep.drops_tombstones);
-        let mut choice = self.choose(drops_tombstones, true);
+        let mut choice = self.choose_dropped();
+        if choice.is_none() {
+            choice = self.choose(drops_tombstones, true);
+        }
         if choice.is_none() && std::mem::take(&mut drops_tombstones) && self.is_due() {
             choice = self.choose(false, true);
         }
@@ -221,6 +225,33 @@ impl Lsm {
     fn bytes_of_choice(&self, choice: &Choice) -> u64 {
         let old_rows: u64 = choice.inputs.iter().map(|input| input.facts().rows).sum();
         self.bytes_of_merge(old_rows + choice.found.rows as u64)
+    }
+
+    /// Whether a partition that merges take has rows of a table that was dropped.
+    fn has_rows_to_drop(&self) -> bool {
+        self.bottom.has_dropped_rows() && self.partition_to_empty().is_some()
+    }
+
+    /// The first partition that merges take and that has rows of tables that were dropped.
+    fn partition_to_empty(&self) -> Option<&Arc<Partition>> {
+        let orders = self.bottom.orders();
+        let partitions = self.bottom.snapshot().partitions().iter().map(|open| &open.partition);
+        let mut with_dropped = partitions.filter(|partition| {
+            partition.table_rows().any(|(table, rows)| rows > 0 && orders.is_dropped(table))
+        });
+        with_dropped.find(|partition| !self.rests(partition.facts()))
+    }
+
+    /// A partition with rows of tables that were dropped, with what the top has of its range.
+    fn choose_dropped(&self) -> Option<Choice> {
+        if !self.bottom.has_dropped_rows() {
+            return None;
+        }
+        let partition = Arc::clone(self.partition_to_empty()?);
+        let tables: Vec<u16> = self.bottom.orders().tables().collect();
+        let range = partition.facts().range;
+        let (newest, found) = Newest::of(self, range, &tables, self.most_per_merge(), false);
+        Some(Choice { range, inputs: vec![partition], newest, found })
     }
 
     /// What to merge, with what the top has of it: a range with tombstones where these are to go,

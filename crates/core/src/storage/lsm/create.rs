@@ -10,7 +10,6 @@ use super::tombstones::Tombstones;
 use super::upkeep::Upkeep;
 use crate::config::{Merging, StorageKind};
 use crate::error::Result;
-use crate::hash::table_salt;
 use crate::io::{File, Medium};
 use crate::storage::log::{self, ClassLog};
 use crate::storage::{ClassFacts, Storage, StorageRead, StorageTables, TableFacts};
@@ -42,7 +41,7 @@ pub(super) fn shape(facts: &ClassFacts) -> Shape {
 pub(super) fn order_of(facts: &TableFacts<'_>) -> TableOrder {
     match facts.num_embeddings {
         Some(_) => TableOrder::ByKey,
-        None => TableOrder::Mixed { salt: table_salt(facts.name) },
+        None => TableOrder::Mixed { salt: facts.salt },
     }
 }
 
@@ -62,6 +61,17 @@ impl StorageTables for Lsm {
     fn remove_table(&mut self, table: u16) {
         self.top.remove_table(table);
         self.bottom.remove_table(table);
+    }
+
+    fn drop_table(&mut self, table: u16) {
+        self.top.drop_table(table);
+        self.tombstones.remove_table(table);
+        self.bottom.drop_table(table);
+        self.upkeep.forget_counts();
+    }
+
+    fn grow_table(&mut self, table: u16, num_embeddings: u64) -> Result<()> {
+        self.top.grow_table(table, num_embeddings)
     }
 }
 

@@ -78,6 +78,7 @@ impl Fixture {
             let facts = TableFacts {
                 table,
                 name,
+                salt: crate::hash::table_salt(name),
                 num_embeddings,
                 expected_rows,
                 packed: false,

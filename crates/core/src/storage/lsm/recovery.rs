@@ -73,7 +73,7 @@ impl LsmRecovery {
     }
 
     fn check_table(&self, table: u16) -> Result<()> {
-        if self.orders.of(table).is_none() {
+        if !self.orders.has(table) {
             bail!(Corrupt, "a tombstone names table {table}, which is not of this class");
         }
         Ok(())
@@ -87,6 +87,18 @@ impl StorageRecovery for LsmRecovery {
             self.missing.insert(facts.table);
         }
         self.top.table(&facts_above(facts, self.facts.merging))
+    }
+
+    fn drop_table(&mut self, facts: &TableFacts<'_>) -> Result<()> {
+        self.orders.insert(facts.table, order_of(facts));
+        self.orders.drop(facts.table);
+        self.missing.remove(&facts.table);
+        self.tombstones.remove_table(facts.table);
+        self.top.drop_table(facts)
+    }
+
+    fn grow_table(&mut self, table: u16, num_embeddings: u64) -> Result<()> {
+        self.top.grow_table(table, num_embeddings)
     }
 
     fn piece(&mut self, table: u16, piece: u32, bytes: &[u8]) -> Result<()> {
@@ -168,8 +180,7 @@ impl StorageRefresh for Lsm {
         epoch: u64,
         oldest: u64,
     ) -> Result<Box<dyn StorageRecovery>> {
-        let mut orders = Orders::default();
-        tables.iter().for_each(|facts| orders.insert(facts.table, order_of(facts)));
+        let orders = Orders::clone(self.bottom.orders());
         Ok(Box::new(LsmRecovery {
             facts: self.facts,
             top: Box::new(self.top.go_on_log(tables, epoch, oldest)?),

@@ -98,7 +98,7 @@ impl StorageSweeps for Lsm {
             return self.top.is_newest(table, key, place);
         }
         let number = (place - IN_BOTTOM) as u16;
-        self.bottom.orders().of(table).is_some()
+        self.bottom.orders().has(table)
             && !self.top.is_parked(table, key)
             && self.bottom.pages().get(number).is_some()
             && !self.tombstones.contains(self.place(table, key))

@@ -56,6 +56,11 @@ impl Tombstones {
         was_there
     }
 
+    /// Removes those of a table.
+    pub(super) fn remove_table(&mut self, table: u16) {
+        self.count -= self.positions.remove(&table).map_or(0, |of_table| of_table.len());
+    }
+
     /// Those in a range, in order.
     pub(super) fn in_range(&self, range: PlaceRange) -> impl Iterator<Item = Place> + '_ {
         let tables = self.positions.range(range.first.table..=range.last.table);
@@ -99,7 +104,7 @@ impl Tombstones {
         if !rest.is_empty() {
             bail!(Corrupt, "tombstones of table {table} take {} bytes", bytes.len());
         }
-        self.count -= self.positions.remove(&table).map_or(0, |of_table| of_table.len());
+        self.remove_table(table);
         for key in keys {
             self.insert(orders.place(table, 0, u64::from_le_bytes(*key))?);
         }

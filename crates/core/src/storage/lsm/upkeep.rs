@@ -92,6 +92,13 @@ impl Upkeep {
         }
     }
 
+    /// What was counted does not hold any more: a table was dropped.
+    pub(super) fn forget_counts(&mut self) {
+        self.counts.make(Vec::new());
+        self.refused = None;
+        self.note_event();
+    }
+
     /// Merges are due until a commit after which nobody was refused room.
     pub(super) fn merge_for_room(&mut self) {
         self.for_room = true;

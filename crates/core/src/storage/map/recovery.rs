@@ -57,6 +57,16 @@ impl StorageRecovery for MapRecovery {
         Ok(())
     }
 
+    fn drop_table(&mut self, facts: &TableFacts<'_>) -> Result<()> {
+        self.tables.remove(&facts.table);
+        self.missing.remove(&facts.table);
+        Ok(())
+    }
+
+    fn grow_table(&mut self, _: u16, _: u64) -> Result<()> {
+        Ok(())
+    }
+
     fn piece(&mut self, table: u16, piece: u32, mut bytes: &[u8]) -> Result<()> {
         let row_bytes = self.facts.row_bytes;
         let found = self.table_mut(table)?;

@@ -104,6 +104,10 @@ pub struct Pmem {
     tables: BTreeMap<u16, Option<Arc<Region>>>,
     /// Those of them that grow.
     growing: BTreeSet<u16>,
+    /// Tables that were dropped since the last commit, which has them yet.
+    dropped: Vec<u16>,
+    /// Rows written to regions of tables that were dropped since open.
+    written_before: u64,
     /// Sweeps under way, by ticket.
     tickets: BTreeMap<u64, Vec<Arc<Region>>>,
     next_ticket: u64,
@@ -145,6 +149,8 @@ impl Pmem {
             pages: Arc::new(NoPages { file, page_bytes: facts.page_bytes }),
             tables,
             growing: BTreeSet::new(),
+            dropped: Vec::new(),
+            written_before: 0,
             tickets: BTreeMap::new(),
             next_ticket: 1,
             position,
@@ -156,6 +162,13 @@ impl Pmem {
 
     fn region(&self, table: u16) -> Option<&Arc<Region>> {
         self.tables.get(&table).and_then(Option::as_ref)
+    }
+
+    fn remove_region(&self, table: u16) {
+        if let Some(folders) = &self.medium.regions() {
+            // What stays is removed when the store is opened again.
+            let _ = Place { folders, seed: self.facts.seed, table, name: "" }.remove();
+        }
     }
 
     fn regions(&self) -> impl Iterator<Item = &Arc<Region>> {
@@ -379,7 +392,12 @@ impl StorageSpace for Pmem {
 }
 
 impl StorageUpkeep for Pmem {
-    fn drop_commits_before(&mut self, _: u64, _: u64) {}
+    /// Regions have the rows of the last commit alone, which has no table that was dropped before.
+    fn drop_commits_before(&mut self, _: u64, _: u64) {
+        for table in std::mem::take(&mut self.dropped) {
+            self.remove_region(table);
+        }
+    }
 
     fn owe(&mut self, _: u64) {}
 
@@ -436,7 +454,11 @@ impl StorageCounts for Pmem {
             rows_per_page: 1,
             used_slots: rows,
             index_bytes: self.sum(Region::memory_bytes),
-            written: Written { rows: self.sum(Region::written), rows_moved: 0, pages: 0 },
+            written: Written {
+                rows: self.written_before + self.sum(Region::written),
+                rows_moved: 0,
+                pages: 0,
+            },
             merged: MergeCounts::default(),
         }
     }
@@ -471,13 +493,23 @@ impl StorageTables for Pmem {
     }
 
     fn remove_table(&mut self, table: u16) {
+        self.drop_table(table);
+        self.dropped.retain(|dropped| *dropped != table);
+        self.remove_region(table);
+    }
+
+    /// Its region goes with the next commit.
+    fn drop_table(&mut self, table: u16) {
         self.growing.remove(&table);
         if let Some(Some(region)) = self.tables.remove(&table) {
+            self.written_before += region.written();
             region.rehoming.stop();
         }
-        if let Some(folders) = &self.medium.regions() {
-            // What stays is removed when the store is opened again.
-            let _ = Place { folders, seed: self.facts.seed, table, name: "" }.remove();
-        }
+        self.dropped.push(table);
+    }
+
+    /// The region finds any id, and has room for as many rows as before.
+    fn grow_table(&mut self, _: u16, _: u64) -> Result<()> {
+        Ok(())
     }
 }

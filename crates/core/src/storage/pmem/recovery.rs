@@ -58,6 +58,17 @@ impl StorageRecovery for PmemRecovery {
         Ok(())
     }
 
+    fn drop_table(&mut self, facts: &TableFacts<'_>) -> Result<()> {
+        self.tables.remove(&facts.table);
+        self.growing.remove(&facts.table);
+        self.open.remove(&facts.table);
+        Ok(())
+    }
+
+    fn grow_table(&mut self, _: u16, _: u64) -> Result<()> {
+        Ok(())
+    }
+
     fn piece(&mut self, table: u16, piece: u32, _: &[u8]) -> Result<()> {
         bail!(Corrupt, "piece {piece} of table {table}, whose rows are in a region without pieces")
     }

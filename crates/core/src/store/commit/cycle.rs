@@ -19,6 +19,22 @@ use std::sync::atomic::Ordering;
 /// A commit writes at least this many bytes of index pieces while a cycle is under way.
 const PIECE_BYTES_MIN: u64 = 64 << 10;
 
+impl CycleCursor {
+    /// Whether the table is the one at hand, or comes behind it.
+    fn is_at(&self, table: &Table) -> bool {
+        (table.class, u32::from(table.id())) >= (self.class, self.table)
+    }
+
+    /// Goes on with a table, from its begin where it is another one: the one at hand may have been
+    /// dropped.
+    fn go_to(&mut self, table: &Table) {
+        let id = u32::from(table.id());
+        if (table.class, id) != (self.class, self.table) {
+            *self = Self { class: table.class, table: id, piece: 0 };
+        }
+    }
+}
+
 impl Inner {
     /// Bytes of pieces that a byte of deltas pays for while a cycle is under way. Under a disk
     /// bound a cycle is over sooner, and with it the file before.
@@ -50,7 +66,7 @@ impl Inner {
         tables.sort_by_key(|table| table.class);
         let mut payload = std::mem::take(&mut history.payload);
         while history.epoch_pieces < most {
-            let Some(table) = tables.get(cursor.tables) else {
+            let Some(table) = tables.iter().find(|table| cursor.is_at(table)) else {
                 let before = history.journal().position();
                 history.journal().append(RecordKind::CycleEnd, &[])?;
                 let bytes = history.journal().position() - before;
@@ -65,9 +81,11 @@ impl Inner {
             if engine.classes[table.class].record.id != class.record.id {
                 break;
             }
+            cursor.go_to(table);
             let pieces = log.pieces(table.id());
             if cursor.piece >= pieces {
-                cursor = CycleCursor { tables: cursor.tables + 1, piece: 0 };
+                cursor =
+                    CycleCursor { class: table.class, table: u32::from(table.id()) + 1, piece: 0 };
                 continue;
             }
             if planted::is(Bug::PieceLost) && cursor.piece + 1 == pieces {
@@ -249,7 +267,7 @@ impl Inner {
         let number = history.journal().number() + 1;
         let reserved = if deltas == 0 { 0 } else { deltas + commits };
         let growth = JournalFile::bytes_for(catalog_bytes + reserved);
-        let mut version = JournalFile::version_for(engine.classes.iter().map(|c| &c.record));
+        let mut version = engine.catalog_version();
         if !self.pins.lock().is_empty() {
             version = version.max(VERSION_OF_PINS);
         }
@@ -308,11 +326,13 @@ fn catalog(engine: &Engine, made: &InFlightCommit) -> Vec<(RecordKind, Vec<u8>)>
         let fillings = fillings.map(|(_, fillings)| fillings.clone()).unwrap_or_default();
         (RecordKind::Class, json(&ClassRecord { fillings, ..class.record.clone() }))
     });
-    let tables = engine.tables.iter().map(|table| {
-        let partitions = made.partitions.iter().find(|(id, _)| *id == table.id());
-        let partitions = partitions.map(|(_, partitions)| *partitions);
-        let partitions = partitions.filter(|_| !planted::is(Bug::RecordRefused));
-        let record = TableRecord { born: false, partitions, ..table.record.clone() };
+    let tables = engine.table_records().into_iter().map(|record| {
+        let mut record = TableRecord { born: false, ..record.clone() };
+        if !record.dropped {
+            let partitions = made.partitions.iter().find(|(id, _)| *id == record.id);
+            let partitions = partitions.map(|(_, partitions)| *partitions);
+            record.partitions = partitions.filter(|_| !planted::is(Bug::RecordRefused));
+        }
         (RecordKind::Table, json(&record))
     });
     classes.chain(tables).collect()

@@ -171,7 +171,7 @@ impl Inner {
         medium.sync_dir()?;
         self.write_head(history, head)?;
         // It has no classes yet.
-        let version = JournalFile::version_for(std::iter::empty());
+        let version = JournalFile::version_for(std::iter::empty(), std::iter::empty());
         let mut journal = if has_file(medium, &name_of(1))? {
             JournalFile::create_again(medium, self.seed, 1)?
         } else {

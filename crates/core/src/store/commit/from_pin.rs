@@ -84,7 +84,8 @@ pub(in crate::store) fn begin_with_pin(
     let Some(mut reader) = JournalReader::open(medium, seed, pin_number(pin))? else {
         bail!(Corrupt, "{name} has no valid header; restore it from a copy");
     };
-    let mut journal = JournalFile::create(medium, seed, number, VERSION_OF_PINS)?;
+    let mut journal =
+        JournalFile::create(medium, seed, number, reader.version().max(VERSION_OF_PINS))?;
     while let Some(kind) = reader.next()? {
         if kind != RecordKind::Commit {
             journal.append(kind, reader.payload())?;

@@ -70,9 +70,11 @@ impl KeptSums {
 /// Where a cycle goes on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::store) struct CycleCursor {
-    /// How many tables are complete, class by class.
-    pub(in crate::store) tables: usize,
-    /// The piece of the next one that is written next.
+    /// Class, as an index, and id of the table whose pieces are written next; tables before it,
+    /// class by class, are complete. There may be no such table: then the next one behind it.
+    pub(in crate::store) class: usize,
+    pub(in crate::store) table: u32,
+    /// The piece of it that is written next.
     pub(in crate::store) piece: u32,
 }
 

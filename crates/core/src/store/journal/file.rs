@@ -6,7 +6,7 @@
 //! everything before them is durable. The same holds of a header that does not check; one that does
 //! and is of another store was put there.
 
-use super::ClassRecord;
+use super::{ClassRecord, TableRecord};
 use crate::activation::{Branch, note};
 use crate::config::StorageKind;
 use crate::error::{Result, bail};
@@ -22,7 +22,9 @@ const VERSION_OF_LOGS: u32 = 1;
 const VERSION_OF_CLASSES: u32 = 2;
 /// Of stores with pinned commits. Builds that know of none would write over their rows.
 pub(crate) const VERSION_OF_PINS: u32 = 3;
-const VERSION: u32 = VERSION_OF_PINS;
+/// Of stores with tables that were dropped, renamed or grown. Builds before that would not see it.
+pub(crate) const VERSION_OF_CHANGES: u32 = 4;
+const VERSION: u32 = VERSION_OF_CHANGES;
 /// Where a header has the version.
 const VERSION_AT: u64 = 8;
 /// Bytes before the first record.
@@ -50,12 +52,15 @@ pub(crate) enum RecordKind {
     CycleEnd = 5,
     /// JSON: a commit.
     Commit = 6,
+    /// JSON: a table that was dropped, renamed or grown.
+    TableChange = 7,
 }
 
 impl RecordKind {
     fn from_code(code: u8) -> Option<Self> {
         use RecordKind::*;
-        [Class, Table, Deltas, Piece, CycleEnd, Commit].into_iter().find(|k| *k as u8 == code)
+        let all = [Class, Table, Deltas, Piece, CycleEnd, Commit, TableChange];
+        all.into_iter().find(|kind| *kind as u8 == code)
     }
 }
 
@@ -132,8 +137,14 @@ pub(crate) struct JournalFile {
 }
 
 impl JournalFile {
-    /// The version of a file that has records of these classes.
-    pub(crate) fn version_for<'a>(mut classes: impl Iterator<Item = &'a ClassRecord>) -> u32 {
+    /// The version of a file that begins with these records.
+    pub(crate) fn version_for<'a>(
+        mut classes: impl Iterator<Item = &'a ClassRecord>,
+        mut tables: impl Iterator<Item = &'a TableRecord>,
+    ) -> u32 {
+        if tables.any(|table| table.dropped || table.spec.first_name.is_some()) {
+            return VERSION_OF_CHANGES;
+        }
         match classes.all(|class| class.storage == StorageKind::Log) {
             true => VERSION_OF_LOGS,
             false => VERSION_OF_CLASSES,
@@ -362,6 +373,8 @@ pub(crate) struct JournalReader {
     file: Arc<dyn File>,
     seed: u64,
     number: u64,
+    /// As the header has it; 0 of one that was not looked at.
+    version: u32,
     len: u64,
     position: u64,
     /// Bytes read ahead, beginning at `ahead_at`.
@@ -388,11 +401,11 @@ impl JournalReader {
         seed: u64,
         number: u64,
     ) -> Result<Option<Self>> {
-        let reader = Self::open_unchecked(medium, seed, number)?;
+        let mut reader = Self::open_unchecked(medium, seed, number)?;
         if reader.len < HEADER_BYTES {
             return Ok(None);
         }
-        let file = &reader.file;
+        let file = Arc::clone(&reader.file);
         let mut header = [0; HEADER_BYTES as usize];
         file.read_at(&mut header, 0)?;
         let word = |at: usize| {
@@ -428,7 +441,13 @@ impl JournalReader {
                 word(16)
             );
         }
+        reader.version = version;
         Ok(Some(reader))
+    }
+
+    /// The version of a file whose header was checked.
+    pub(crate) fn version(&self) -> u32 {
+        self.version
     }
 
     /// Opens file `number` whatever its header is.
@@ -439,6 +458,7 @@ impl JournalReader {
             file,
             seed,
             number,
+            version: 0,
             position: HEADER_BYTES,
             ahead: Vec::new(),
             ahead_at: 0,

@@ -13,12 +13,12 @@ mod verify;
 
 pub(super) use bounds::{JOURNAL_BYTES_PER_COMMIT, JOURNAL_BYTES_PER_TABLE};
 pub(super) use file::{
-    JournalFile, JournalReader, PIN_PREFIX, RecordKind, VERSION_OF_PINS, name_of, number_of,
-    numbers, pin_number, pin_of, pin_of_name,
+    JournalFile, JournalReader, PIN_PREFIX, RecordKind, VERSION_OF_CHANGES, VERSION_OF_PINS,
+    name_of, number_of, numbers, pin_number, pin_of, pin_of_name,
 };
 pub(super) use json::read_json;
 pub(super) use records::{
-    ClassCounters, ClassRecord, CommitRecord, TableCounters, TableRecord, piece_header,
-    read_piece_header,
+    ChangeOf, ClassCounters, ClassRecord, CommitRecord, TableChange, TableCounters, TableRecord,
+    piece_header, read_piece_header,
 };
 pub(super) use verify::verify_catalog;

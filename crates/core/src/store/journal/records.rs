@@ -2,6 +2,7 @@
 
 use crate::config::{CommitInfo, Merging, StorageKind, TableSpec, is_default};
 use crate::error::{Result, bail};
+use crate::hash::table_salt;
 use crate::io::DeviceCurve;
 use crate::storage::{ClassFacts, TableFacts};
 use crate::store::files::state::StateRef;
@@ -57,6 +58,47 @@ pub(crate) struct TableRecord {
     pub(crate) packed: bool,
     /// True when the table was created here: its index is empty, and no piece need be loaded.
     pub(crate) born: bool,
+    /// True of a table that was dropped before: its id is never given again, and files may have
+    /// rows of it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) dropped: bool,
+}
+
+/// What became of a table since its record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TableChange {
+    pub(crate) id: u16,
+    /// Its name before the change.
+    pub(crate) name: String,
+    pub(crate) change: ChangeOf,
+}
+
+/// See [`TableChange`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ChangeOf {
+    /// It was dropped, with all its rows.
+    Drop,
+    /// It has another name.
+    Rename(String),
+    /// A dense one has so many ids.
+    Grow(u64),
+}
+
+impl ChangeOf {
+    /// Makes a record what it is after the change.
+    pub(crate) fn apply(&self, record: &mut TableRecord) {
+        let spec = &mut record.spec;
+        match self {
+            Self::Drop => record.dropped = true,
+            Self::Rename(name) => {
+                let before = std::mem::replace(&mut spec.name, name.clone());
+                let first = spec.first_name.take().unwrap_or(before);
+                spec.first_name = Some(first).filter(|first| first != name);
+            }
+            Self::Grow(num_embeddings) => spec.num_embeddings = Some(*num_embeddings),
+        }
+    }
 }
 
 impl TableRecord {
@@ -79,6 +121,7 @@ impl TableRecord {
         TableFacts {
             table: id,
             name: &spec.name,
+            salt: table_salt(spec.hashed_name()),
             num_embeddings: self.dense_ids(),
             expected_rows: spec.expected_rows,
             packed,

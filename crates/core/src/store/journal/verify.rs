@@ -6,7 +6,10 @@
 //! passes can be allocated and computed with; whatever does not is `Corrupt`, or `Unsupported`
 //! when it has a name that only a newer version knows.
 
-use super::{ClassCounters, ClassRecord, CommitRecord, RecordKind, TableRecord, read_json};
+use super::{
+    ChangeOf, ClassCounters, ClassRecord, CommitRecord, RecordKind, TableChange, TableRecord,
+    read_json,
+};
 use crate::config::{Merging, StorageKind};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::row::{Dtype, RowLayout};
@@ -51,20 +54,22 @@ impl ClassRecord {
 }
 
 impl TableRecord {
-    /// Refuses what no store writes as its next table after `tables`, in a file of `file_bytes`.
+    /// Refuses what no store writes as its next table after `tables`, dropped ones among them, in a
+    /// file of `file_bytes`.
     pub(crate) fn verify<'a>(
         &self,
-        tables: impl ExactSizeIterator<Item = &'a TableRecord>,
+        tables: impl Iterator<Item = &'a TableRecord> + Clone,
         classes: &[ClassRecord],
         file_bytes: u64,
     ) -> Result<()> {
-        let Self { id, class, spec, partitions, packed, born } = self;
-        if usize::from(*id) != tables.len() {
-            bail!(Corrupt, "table {id} is recorded as number {}", tables.len());
+        let Self { id, class, spec, partitions, packed, born, dropped } = self;
+        let before = tables.clone().count();
+        if usize::from(*id) != before {
+            bail!(Corrupt, "table {id} is recorded as number {before}");
         }
         let what = format!("table {id}");
-        let mut tables = tables;
-        if tables.any(|t| t.spec.name == spec.name) {
+        let mut tables = tables.filter(|table| !table.dropped);
+        if !dropped && tables.any(|t| t.spec.name == spec.name) {
             bail!(Corrupt, "{what}: the name {:?} is another table's", spec.name);
         }
         let layout = stored(spec.validate(), &what)?;
@@ -113,7 +118,7 @@ impl TableRecord {
             _ if spec.storage.is_direct() => 0,
             (None, partitions) => u64::from(partitions.unwrap_or(0)) * PIECE_BYTES_MIN,
         };
-        if !born && pieces > file_bytes {
+        if !born && !dropped && pieces > file_bytes {
             bail!(
                 Corrupt,
                 "{what}: the pieces of its index take at least {pieces} bytes, the file has \
@@ -121,6 +126,33 @@ impl TableRecord {
             );
         }
         Ok(())
+    }
+}
+
+impl TableChange {
+    /// Refuses what no store does to this one of its `tables`.
+    pub(crate) fn verify(&self, table: &TableRecord, tables: &[TableRecord]) -> Result<()> {
+        let mut changed = table.clone();
+        self.change.apply(&mut changed);
+        let what = format!("a change of table {}", table.id);
+        if table.spec.name != self.name {
+            bail!(Corrupt, "{what}: its name is {:?}, and was {:?}", table.spec.name, self.name);
+        }
+        match &self.change {
+            ChangeOf::Drop => return Ok(()),
+            ChangeOf::Rename(name) => {
+                if tables.iter().any(|other| other.spec.name == *name) {
+                    bail!(Corrupt, "{what}: the name {name:?} is another table's");
+                }
+            }
+            ChangeOf::Grow(ids) => {
+                if table.spec.num_embeddings.is_none_or(|before| before > *ids) {
+                    let before = table.spec.num_embeddings;
+                    bail!(Corrupt, "{what}: num_embeddings goes from {before:?} to {ids}");
+                }
+            }
+        }
+        stored(changed.spec.validate(), &what).map(drop)
     }
 }
 
@@ -162,20 +194,17 @@ impl CommitRecord {
     }
 
     /// Refuses a commit whose counters are not those of the tables and classes before it.
-    pub(crate) fn verify_catalog(&self, tables: usize, classes: usize) -> Result<()> {
-        let counted = |ids: &mut dyn Iterator<Item = u16>, n: usize| {
-            let ids: Vec<usize> = ids.map(usize::from).collect();
-            ids.iter().copied().eq(0..n)
-        };
-        if !counted(&mut self.tables.iter().map(|t| t.id), tables)
-            || !counted(&mut self.classes.iter().map(|c| c.id), classes)
-        {
+    pub(crate) fn verify_catalog(&self, tables: &[TableRecord], classes: usize) -> Result<()> {
+        let are_counted = self.tables.iter().map(|t| t.id).eq(tables.iter().map(|t| t.id))
+            && self.classes.iter().map(|c| usize::from(c.id)).eq(0..classes);
+        if !are_counted {
             bail!(
                 Corrupt,
-                "commit {} counts {} tables and {} classes, the journal has {tables} and {classes}",
+                "commit {} counts {} tables and {} classes, the journal has {} and {classes}",
                 self.info.sequence,
                 self.tables.len(),
-                self.classes.len()
+                self.classes.len(),
+                tables.len()
             );
         }
         Ok(())
@@ -310,8 +339,17 @@ mod tests {
     fn a_commit_that_contradicts_itself_is_corrupt() {
         let sound: CommitRecord = changed(COMMIT, "", "").unwrap();
         sound.verify().unwrap();
-        sound.verify_catalog(1, 1).unwrap();
-        assert!(sound.verify_catalog(2, 1).is_err() && sound.verify_catalog(1, 0).is_err());
+        let table: TableRecord = changed(TABLE, "", "").unwrap();
+        let other = changed::<TableRecord>(TABLE, "\"id\":0", "\"id\":1").unwrap();
+        sound.verify_catalog(std::slice::from_ref(&table), 1).unwrap();
+        for (tables, classes) in [
+            (vec![table.clone(), other.clone()], 1),
+            (vec![other], 1),
+            (vec![table.clone()], 0),
+            (vec![], 1),
+        ] {
+            assert!(sound.verify_catalog(&tables, classes).is_err());
+        }
         for (from, to) in [
             ("\"sequence\":7", "\"sequence\":18446744073709551615"),
             ("\"sequence\":7", "\"sequence\":8"),

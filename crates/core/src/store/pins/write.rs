@@ -47,17 +47,21 @@ impl Inner {
         self.remove_if_there(&name_of(number))?;
         self.take_for_pin(JournalFile::bytes_for(0))?;
         let medium = &*self.medium;
-        let mut file = JournalFile::create(medium, self.seed, number, VERSION_OF_PINS)?;
+        let version = engine.catalog_version().max(VERSION_OF_PINS);
+        let mut file = JournalFile::create(medium, self.seed, number, version)?;
         let begun: Vec<Begun> =
             engine.classes.iter().map(|class| class.log.lock().begun()).collect();
         for (class, begun) in engine.classes.iter().zip(&begun) {
             let record = ClassRecord { fillings: begun.record.clone(), ..class.record.clone() };
             self.append_json_to_pin(&mut file, RecordKind::Class, &record)?;
         }
-        for table in &engine.tables {
-            let mut partitions = begun[table.class].partitions.iter();
-            let partitions = partitions.find(|(id, _)| *id == table.id()).map(|(_, n)| *n);
-            let record = TableRecord { born: false, partitions, ..table.record.clone() };
+        for record in engine.table_records() {
+            let mut record = TableRecord { born: false, ..record.clone() };
+            if !record.dropped {
+                // Ids of classes are positions.
+                let mut partitions = begun[usize::from(record.class)].partitions.iter();
+                record.partitions = partitions.find(|(id, _)| *id == record.id).map(|(_, n)| *n);
+            }
             self.append_json_to_pin(&mut file, RecordKind::Table, &record)?;
         }
         let mut payload = Vec::new();

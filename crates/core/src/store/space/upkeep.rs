@@ -296,6 +296,27 @@ impl Inner {
         }
     }
 
+    /// Ends the unit of a class, which nobody else works at: one whose outcome is being taken over
+    /// is taken over to its end, any other is given up.
+    ///
+    /// *Errors*: `Full` where there is no room for what it changes.
+    pub(in crate::store) fn end_unit(&self, engine: &Engine, class: &Class) -> Result<()> {
+        let mut under_way = class.unit.lock();
+        while matches!(*under_way, UnitUnderWay::Installing) {
+            if self.take_over(engine, class, &mut under_way)? == Progress::Waits {
+                let what = "there is no room for what a merge changes; commit, or make room";
+                return Err(Error::new(ErrorKind::Full, what));
+            }
+        }
+        under_way.take().map_or(Ok(()), |unit| self.abandon(class, unit, None))
+    }
+
+    /// Counts that files of rows take other bytes than before.
+    pub(in crate::store) fn count_disk_bytes(&self, before: u64, after: u64) {
+        // The sum wraps around where it became less.
+        self.rows_disk_bytes.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+    }
+
     /// Charges what a class takes more of the disk after something, or less.
     fn charge_difference<R>(
         &self,
@@ -304,9 +325,7 @@ impl Inner {
     ) -> Result<R> {
         let before = log.disk_bytes();
         let result = f(log);
-        // The sum wraps around where it became less.
-        let more = log.disk_bytes().wrapping_sub(before);
-        self.rows_disk_bytes.fetch_add(more, Ordering::Relaxed);
+        self.count_disk_bytes(before, log.disk_bytes());
         result
     }
 }

@@ -184,7 +184,8 @@ pub(in crate::store) fn check_commit(
             let message = match finding {
                 Finding::Damage(error) => error.message().to_owned(),
                 Finding::Rows { table, indexed, found } => {
-                    let name = &engine.tables[usize::from(table)].record.spec.name;
+                    let records = engine.table_records();
+                    let name = &records[usize::from(table)].spec.name;
                     format!("table '{name}' has {indexed} rows by its index, {found} were found")
                 }
             };

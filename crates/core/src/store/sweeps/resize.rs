@@ -69,13 +69,17 @@ pub fn resize(
         bail!(
             Misuse,
             "table '{table}' has storage \"{}\", which grows as it needs to; only \"pmem\" has a \
-             capacity",
+             capacity; embedrock grow gives a dense table more ids",
             spec.storage.name()
         );
     }
     let capacity = to.capacity;
     if let Some(ids) = spec.num_embeddings.filter(|ids| capacity > *ids) {
-        bail!(Misuse, "capacity is {capacity}, and table '{table}' has {ids} ids");
+        bail!(
+            Misuse,
+            "capacity is {capacity}, and table '{table}' has {ids} ids; give it more of them \
+             first, with embedrock grow"
+        );
     }
     let state = spec.optimizer.state_words(spec.embedding_dim);
     let layout = RowLayout::new(spec.dtype, spec.embedding_dim, state)?;

@@ -157,7 +157,7 @@ impl Inner {
             if !log.is_newest(id, key, place) {
                 continue;
             }
-            let location = engine.tables[usize::from(id)].locate(cache, key);
+            let location = engine.known_table(id).locate(cache, key);
             if cache.peek(location, id, key, |_| ()).is_some() {
                 warmed.resident += 1;
                 continue;

@@ -5,6 +5,7 @@ mod back;
 mod between;
 mod bounds;
 mod budget;
+mod catalog;
 mod changes;
 mod cleaning;
 mod cold;
@@ -95,6 +96,7 @@ fn with_kind(kind: StorageKind, test: impl Fn()) {
 fn spec(name: &str, rows: Option<u64>, kind: OptimizerKind) -> TableSpec {
     TableSpec {
         name: name.to_owned(),
+        first_name: None,
         embedding_dim: DIM,
         num_embeddings: rows,
         expected_rows: rows.is_none().then_some(1000),

@@ -352,6 +352,8 @@ impl StorageTables for Probe {
     pass! {
         mut fn create_table(& facts: &TableFacts<'_>) -> Result<Option<u32>>;
         mut fn remove_table(& table: u16);
+        mut fn drop_table(& table: u16);
+        mut fn grow_table(& table: u16, num_embeddings: u64) -> Result<()>;
     }
 }
 

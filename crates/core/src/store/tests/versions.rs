@@ -14,7 +14,7 @@ fn later() -> u32 {
         curve: None,
         fillings: String::new(),
     };
-    let version = |classes: &[_]| JournalFile::version_for(classes.iter());
+    let version = |classes: &[_]| JournalFile::version_for(classes.iter(), [].iter());
     let (log, lsm) = (class(StorageKind::Log), class(StorageKind::Lsm));
     assert_eq!((version(&[]), version(&[log.clone(), log.clone()])), (1, 1));
     let later = version(std::slice::from_ref(&lsm));

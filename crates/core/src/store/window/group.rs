@@ -102,7 +102,7 @@ impl Inner {
     pub(super) fn look_up(&self, engine: &Engine, group: &mut Group) {
         const AHEAD: usize = 16;
         let needs = &mut group.needs;
-        let class_of = |table: u16| engine.tables[usize::from(table)].class;
+        let class_of = |table: u16| engine.known_table(table).class;
         needs.sort_unstable_by_key(|need| class_of(need.table));
         let mut kept = 0;
         let mut from = 0;

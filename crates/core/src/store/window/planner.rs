@@ -1,7 +1,7 @@
 //! The window's planner: takes what callers announce and finish, tells the cache when rows are used
 //! next, and forms the groups that the reader reads.
 
-use super::super::engine::Class;
+use super::super::engine::{Class, Table};
 use super::super::{Engine, Guarded, Inner};
 use super::group::Group;
 use super::ranges::Holding;
@@ -216,7 +216,11 @@ impl Plan {
     fn prepare(&mut self, shared: &Shared, inner: &Inner, engine: &Engine) -> Result<()> {
         let most = inner.window_most_bytes(engine);
         self.most_bytes = self.pace.most_bytes(engine, most);
-        self.uses.resize_with(engine.tables.len(), || None);
+        self.uses.resize_with(engine.ids(), || None);
+        for (uses, id) in self.uses.iter_mut().zip(0..) {
+            // Nobody asks for rows of a table that was dropped.
+            uses.take_if(|_| engine.table(id).is_none());
+        }
         let caches = || engine.classes.iter().map(|class| class.cache());
         let mut share = self.most_bytes / engine.classes.len().max(1) as u64;
         let kind = (self.pace.is_slices(), !self.holdings.is_empty());
@@ -307,8 +311,11 @@ impl Plan {
         for (id, keys) in &batch.parts {
             let Some(table) = engine.table(id.0) else { continue };
             let cache = engine.classes[table.class].cache();
+            let rows = table.record.dense_ids();
+            // Of a table that has grown what was announced before is forgotten.
+            let uses = self.uses[usize::from(id.0)].take_if(|uses| uses.is_for(rows));
             let uses = self.uses[usize::from(id.0)]
-                .get_or_insert_with(|| Uses::new(table.record.dense_ids(), block_bytes));
+                .insert(uses.unwrap_or_else(|| Uses::new(rows, block_bytes)));
             let keys = self.distinct.run(keys).0;
             shared.counters.distinct.fetch_add(keys.len() as u64, Ordering::Relaxed);
             self.keys.clear();
@@ -325,8 +332,9 @@ impl Plan {
 
     /// Rows stay for their next batch from here on, or for none.
     fn finish(&mut self, shared: &Shared, engine: &Engine, number: u64) {
-        for (table, uses) in engine.tables.iter().zip(&mut self.uses) {
-            let Some(uses) = uses else { continue };
+        for table in &engine.tables {
+            let uses = self.uses.get_mut(usize::from(table.id()));
+            let Some(uses) = uses.and_then(Option::as_mut) else { continue };
             self.keys.clear();
             self.numbers.clear();
             let (keys, numbers) = (&mut self.keys, &mut self.numbers);
@@ -386,8 +394,8 @@ impl Plan {
         self.formed = number;
         let mut group = Group::at_most(number - 1, number, self.rows_of_slices());
         let mut room = Room::new(engine, BatchNumber::of(number));
-        for (table, uses) in engine.tables.iter().zip(&self.uses) {
-            let Some(uses) = uses.as_ref().filter(|_| !self.off) else { continue };
+        for table in &engine.tables {
+            let Some(uses) = uses_of(&self.uses, table).filter(|_| !self.off) else { continue };
             let cache = engine.classes[table.class].cache();
             self.keys.clear();
             uses.keys_of(number - 1, &mut self.keys);
@@ -402,8 +410,8 @@ impl Plan {
                 },
             );
         }
-        for (table, uses) in engine.tables.iter().zip(&self.uses) {
-            let Some(uses) = uses.as_ref().filter(|_| !self.off) else { continue };
+        for table in &engine.tables {
+            let Some(uses) = uses_of(&self.uses, table).filter(|_| !self.off) else { continue };
             self.keys.clear();
             uses.keys_of(number, &mut self.keys);
             group.add(engine.classes[table.class].cache(), table, number, &self.keys);
@@ -479,8 +487,8 @@ impl Plan {
         let rows = Self::rows_per_group(engine);
         let mut group = Group::new(self.last_group.0, first, Self::room_per_group(engine));
         for number in first..=self.noted.min(first + most - 1) {
-            for (table, uses) in engine.tables.iter().zip(&self.uses) {
-                let Some(uses) = uses else { continue };
+            for table in &engine.tables {
+                let Some(uses) = uses_of(&self.uses, table) else { continue };
                 self.keys.clear();
                 uses.keys_of(number, &mut self.keys);
                 let cache = engine.classes[table.class].cache();
@@ -509,4 +517,9 @@ impl Plan {
             }
         }
     }
+}
+
+/// What is announced of a table, of what is by ids.
+fn uses_of<'a>(uses: &'a [Option<Uses>], table: &Table) -> Option<&'a Uses> {
+    uses.get(usize::from(table.id())).and_then(Option::as_ref)
 }

@@ -211,7 +211,7 @@ impl Inner {
         done: usize,
     ) -> Result<usize> {
         // A reader that has moved to another commit may have no such table.
-        let class_of = |need: &Need| engine.tables.get(usize::from(need.table)).map(|t| t.class);
+        let class_of = |need: &Need| engine.table(need.table).map(|t| t.class);
         let gone = group.needs[done..].iter().take_while(|need| class_of(need).is_none()).count();
         let done = done + gone;
         let left = &group.needs[done..];
@@ -219,7 +219,7 @@ impl Inner {
             return Ok(done);
         }
         let most = if shared.state.lock().slices { SLICE_ROWS } else { PORTION_ROWS };
-        let table_of = |need: &Need| &engine.tables[usize::from(need.table)];
+        let table_of = |need: &Need| engine.known_table(need.table);
         let number = table_of(&left[0]).class;
         let class = &engine.classes[number];
         let cache = class.cache();
@@ -255,7 +255,7 @@ impl Inner {
         let batches: Vec<Keys<'_>> = tables
             .iter()
             .zip(&keys)
-            .map(|(id, keys)| Keys { table: &engine.tables[usize::from(*id)], keys })
+            .map(|(id, keys)| Keys { table: engine.known_table(*id), keys })
             .collect();
         let report = self.visit_ahead(engine, class, &batches, places, &mut op);
         let c = &shared.counters;

@@ -130,9 +130,9 @@ impl Inner {
     /// that wait in the flush buffer cost no read and stay there. The needs are sorted.
     pub(super) fn fit(&self, engine: &Engine, group: &mut Group, room: &mut Room, most: usize) {
         let needs = &mut group.needs;
-        let class_of = |need: &Need| engine.tables[usize::from(need.table)].class;
+        let class_of = |need: &Need| engine.known_table(need.table).class;
         let set_of = |need: &Need| {
-            let table = &engine.tables[usize::from(need.table)];
+            let table = engine.known_table(need.table);
             table.locate(engine.classes[table.class].cache(), need.key).set()
         };
         let (mut kept, mut from) = (0, 0);

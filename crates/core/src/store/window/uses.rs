@@ -142,6 +142,16 @@ impl Ring {
     }
 }
 
+/// Bytes of a key of a table with so many rows, or of any keys.
+fn key_bytes(rows: Option<u64>) -> usize {
+    match rows {
+        Some(0..=0x1_0000) => 2,
+        Some(0x1_0001..=0x100_0000) => 3,
+        Some(0x100_0001..=0x1_0000_0000) => 4,
+        _ => 8,
+    }
+}
+
 /// The announced uses of one table.
 #[derive(Debug)]
 pub(super) struct Uses {
@@ -165,14 +175,8 @@ impl Uses {
     /// Of a table with so many rows, or of any keys. Uses come in blocks of about `block_bytes`, as
     /// far as that is neither very little nor very much.
     pub(super) fn new(rows: Option<u64>, block_bytes: u64) -> Self {
-        let key_bytes = match rows {
-            Some(0..=0x1_0000) => 2,
-            Some(0x1_0001..=0x100_0000) => 3,
-            Some(0x100_0001..=0x1_0000_0000) => 4,
-            _ => 8,
-        };
         Self {
-            ring: Ring::new(key_bytes, block_bytes),
+            ring: Ring::new(key_bytes(rows), block_bytes),
             batches: VecDeque::new(),
             last: Vec::new(),
             position_bits: 0,
@@ -180,6 +184,11 @@ impl Uses {
             filled: 0,
             live: 0,
         }
+    }
+
+    /// Whether it has room for the keys of a table with so many rows, or for any keys.
+    pub(super) fn is_for(&self, rows: Option<u64>) -> bool {
+        self.ring.key_bytes == key_bytes(rows)
     }
 
     /// Allocated bytes.

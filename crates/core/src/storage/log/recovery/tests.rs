@@ -319,6 +319,7 @@ impl Replayed {
             let facts = TableFacts {
                 table: at as u16,
                 name: &name_of(at),
+                salt: table_salt(&name_of(at)),
                 num_embeddings,
                 expected_rows: None,
                 packed: writer.packed,

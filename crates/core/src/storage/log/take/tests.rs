@@ -34,6 +34,7 @@ fn facts_of(table: u16, partitions: Option<u32>) -> TableFacts<'static> {
     TableFacts {
         table,
         name: if is_dense { "dense" } else { "growing" },
+        salt: table_salt("growing"),
         num_embeddings: is_dense.then_some(IDS),
         expected_rows: None,
         packed: is_dense,

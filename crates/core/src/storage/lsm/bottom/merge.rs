@@ -376,6 +376,10 @@ impl<C: Changes> Merge<C> {
                         None => Ordering::Less,
                     };
                     match order {
+                        Ordering::Less if self.plan.orders.is_dropped(place.table) => {
+                            self.counts_of(place.table).deleted += 1;
+                            self.old.pass(place);
+                        }
                         Ordering::Less => {
                             self.counts_of(place.table).kept += 1;
                             self.appended = None;

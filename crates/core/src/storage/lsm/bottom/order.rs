@@ -11,7 +11,7 @@
 
 use crate::error::{Result, bail};
 use crate::hash::{mix, unmix};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes of a stored place.
 pub(super) const PLACE_BYTES: usize = 16;
@@ -156,34 +156,53 @@ impl LastOrder {
     }
 }
 
-/// The orders of the tables of a row class.
+/// The orders of the tables of a row class. Partitions may have rows of tables that were dropped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Orders(BTreeMap<u16, TableOrder>);
+pub struct Orders {
+    all: BTreeMap<u16, TableOrder>,
+    dropped: BTreeSet<u16>,
+}
 
 impl Orders {
     /// Adds a table, or says its order again.
     pub fn insert(&mut self, table: u16, order: TableOrder) {
-        self.0.insert(table, order);
+        self.all.insert(table, order);
     }
 
     /// Takes a table out.
     pub fn remove(&mut self, table: u16) {
-        self.0.remove(&table);
+        self.all.remove(&table);
     }
 
-    /// All tables, in order.
+    /// Notes that a table was dropped, whose order stays.
+    pub fn drop(&mut self, table: u16) {
+        self.dropped.insert(table);
+    }
+
+    /// Whether a table is there, and was not dropped.
+    pub fn has(&self, table: u16) -> bool {
+        self.all.contains_key(&table) && !self.is_dropped(table)
+    }
+
+    /// Whether a table was dropped.
+    #[inline]
+    pub fn is_dropped(&self, table: u16) -> bool {
+        !self.dropped.is_empty() && self.dropped.contains(&table)
+    }
+
+    /// All tables that were not dropped, in order.
     pub fn tables(&self) -> impl Iterator<Item = u16> + '_ {
-        self.0.keys().copied()
+        self.all.keys().copied().filter(|table| !self.is_dropped(*table))
     }
 
     /// How many tables there are.
     pub fn table_count(&self) -> usize {
-        self.0.len()
+        self.all.len() - self.dropped.len()
     }
 
-    /// The order of a table; `None` for a table of another class.
+    /// The order of a table, dropped or not; `None` for a table of another class.
     pub fn of(&self, table: u16) -> Option<TableOrder> {
-        self.0.get(&table).copied()
+        self.all.get(&table).copied()
     }
 
     /// The order of a table. `Misuse` for a table of another class.
@@ -191,7 +210,7 @@ impl Orders {
         match self.of(table) {
             Some(order) => Ok(order),
             None => {
-                let tables = self.0.keys();
+                let tables = self.all.keys();
                 bail!(Misuse, "table {table} has no order here, expected one of {tables:?}")
             }
         }

@@ -253,6 +253,16 @@ impl Bottom {
         Arc::make_mut(&mut self.orders).remove(table);
     }
 
+    /// Takes a table out whose rows merges leave out from now on.
+    pub fn drop_table(&mut self, table: u16) {
+        Arc::make_mut(&mut self.orders).drop(table);
+    }
+
+    /// Whether a partition has rows of a table that was dropped.
+    pub fn has_dropped_rows(&self) -> bool {
+        self.current.rows.keys().any(|table| self.orders.is_dropped(*table))
+    }
+
     /// Files of partitions that kept commits may have and the newest snapshot has not.
     pub fn retired(&self) -> &[Retired] {
         &self.retired

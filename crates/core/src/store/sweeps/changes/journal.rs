@@ -7,7 +7,9 @@ use crate::config::CommitInfo;
 use crate::error::{Error, Result, bail};
 use crate::io::Medium;
 use crate::store::has_file;
-use crate::store::journal::{CommitRecord, JournalReader, RecordKind, name_of, numbers, read_json};
+use crate::store::journal::{
+    CommitRecord, JournalReader, RecordKind, TableChange, TableRecord, name_of, numbers, read_json,
+};
 
 /// The part of a journal file that lies between two commits.
 struct Part {
@@ -20,6 +22,12 @@ struct Part {
 /// The records between two commits, oldest first.
 pub(super) struct Between {
     parts: Vec<Part>,
+}
+
+/// A record of a table.
+pub(super) enum OfTable {
+    Record(TableRecord),
+    Change(TableChange),
 }
 
 /// What was looked for in a journal.
@@ -103,8 +111,13 @@ impl Between {
         self.parts.iter().map(|part| part.end - part.begin).sum()
     }
 
-    /// Hands over the changes of each class, by its number, in their order.
-    pub(super) fn read(&mut self, each: &mut dyn FnMut(usize, &[u8]) -> Result<()>) -> Result<()> {
+    /// Hands over the changes of each class, by its number, and the records of tables, in their
+    /// order.
+    pub(super) fn read(
+        &mut self,
+        each: &mut dyn FnMut(usize, &[u8]) -> Result<()>,
+        of_table: &mut dyn FnMut(OfTable) -> Result<()>,
+    ) -> Result<()> {
         for Part { number, reader, begin, end } in &mut self.parts {
             let name = |error: Error| error.context(name_of(*number));
             reader.go_to(*begin);
@@ -118,6 +131,17 @@ impl Between {
                         reader.position()
                     );
                 };
+                match kind {
+                    RecordKind::Table => {
+                        let record = read_json(reader.payload(), "table").map_err(name)?;
+                        of_table(OfTable::Record(record)).map_err(name)?;
+                    }
+                    RecordKind::TableChange => {
+                        let change = read_json(reader.payload(), "change of a table");
+                        of_table(OfTable::Change(change.map_err(name)?)).map_err(name)?;
+                    }
+                    _ => {}
+                }
                 if kind != RecordKind::Deltas {
                     continue;
                 }

@@ -13,7 +13,7 @@ mod journal;
 mod removed;
 mod since;
 
-use crate::config::{CommitInfo, TableId};
+use crate::config::{CommitInfo, TableId, TableSpec};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::row::RowLayout;
 use crate::storage::{RowChange, SlotSet};
@@ -21,7 +21,7 @@ use crate::store::engine::Engine;
 use crate::store::sweeps::scan::Scan;
 use crate::store::verbs::rows::{Effect, Keys, RowOp, RowView};
 use crate::store::{Inner, Store};
-use journal::Between;
+use journal::{Between, OfTable};
 use removed::{Removed, Shares};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -65,11 +65,26 @@ pub struct ChangedRows {
     pub deleted: Vec<u64>,
 }
 
+/// What became of a table between two commits.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TableEvent {
+    /// It was made, as it was then.
+    Made(Box<TableSpec>),
+    /// The one of this name was dropped.
+    Dropped(String),
+    /// The first is its name before, the second from there on.
+    Renamed(String, String),
+    /// The one of this name has so many ids.
+    Grown(String, u64),
+}
+
 /// The changes between two commits, batch by batch. The later one is held meanwhile.
 pub struct Changes {
     reader: Store,
     to: Option<CommitInfo>,
     tables: Vec<TableId>,
+    events: Vec<TableEvent>,
     /// Whether the reader was moved to another commit: what is left is gone.
     moves: u64,
     source: Source,
@@ -148,6 +163,7 @@ impl Store {
             to,
             rows: tables.iter().copied().collect(),
             tables,
+            events: Vec::new(),
             moves,
             source: Source::All,
             scan: None,
@@ -165,6 +181,12 @@ impl Changes {
     /// The commit that the changes lead to; `None` for a store without any.
     pub fn commit(&self) -> Option<&CommitInfo> {
         self.to.as_ref()
+    }
+
+    /// What became of tables in between, of all of them, in order: rows that come are of tables as
+    /// they are in the later commit. None where the changes begin before everything.
+    pub fn table_events(&self) -> &[TableEvent] {
+        &self.events
     }
 
     /// Bytes of the journal that say what changed.
@@ -327,11 +349,12 @@ impl Changes {
         };
         let tables = &self.tables;
         let share = shares.next(&mut |each| {
-            read_changes(between, &engine, &mut |_, change| {
+            let mut of_row = |_, change| {
                 if tables.contains(&TableId(table_of(change))) {
                     each(change);
                 }
-            })
+            };
+            read_changes(between, &engine, &mut of_row, &mut |_| Ok(()))
         })?;
         let Some(mut share) = share else { return Ok(false) };
         // In the order of the pages that are looked into, so that each is read once.
@@ -427,8 +450,9 @@ fn read_changes(
     between: &mut Between,
     engine: &Engine,
     each: &mut dyn FnMut(usize, RowChange),
+    of_table: &mut dyn FnMut(OfTable) -> Result<()>,
 ) -> Result<()> {
-    between.read(&mut |class, changes| {
+    let mut of_class = |class: usize, changes: &[u8]| {
         let Some(of_class) = engine.classes.get(class) else {
             bail!(Corrupt, "a delta record names class {class}, which does not exist");
         };
@@ -436,7 +460,8 @@ fn read_changes(
             return Ok(());
         }
         of_class.log.lock().read_changes(changes, &mut |change| each(class, change))
-    })
+    };
+    between.read(&mut of_class, of_table)
 }
 
 /// Slots of the newest copies of a table; `None` where it has rows elsewhere, or is not there.

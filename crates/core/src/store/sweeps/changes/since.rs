@@ -1,12 +1,13 @@
 //! Finding the commit from which changes are asked for, and the one that they lead to.
 
-use super::journal::{self, Found};
+use super::journal::{self, Found, OfTable};
 use super::removed::Shares;
-use super::{Changes, Deletes, Since, Source, not_found, read_changes, table_of};
-use crate::config::{CommitInfo, Memory, StoreOptions, TableId};
+use super::{Changes, Deletes, Since, Source, TableEvent, not_found, read_changes, table_of};
+use crate::config::{CommitInfo, Memory, StoreOptions, TableId, TableInfo};
 use crate::error::{Result, bail};
 use crate::storage::{RowChange, SlotSet};
 use crate::store::files::pins::Pins;
+use crate::store::journal::{ChangeOf, TableChange, TableRecord};
 use crate::store::memory::budget::enough;
 use crate::store::{Inner, Store};
 use std::path::Path;
@@ -118,6 +119,7 @@ impl Changes {
         let Source::Pinned(old) = &self.source else { return Ok(()) };
         let of_old: Vec<TableId> = old.tables().into_iter().map(|info| info.id).collect();
         let both = self.tables.iter().copied().filter(|id| of_old.contains(id));
+        self.events = events_between(&old.tables(), &self.reader.tables());
         self.deletes = Deletes::Old(both.collect(), None);
         Ok(())
     }
@@ -127,10 +129,26 @@ impl Changes {
         let inner = &*self.reader.inner;
         let Source::Journal { between, written } = &mut self.source else { return Ok(()) };
         let (mut removed, tables) = (0u64, &self.tables);
-        read_changes(between, &*inner.planned_engine()?, &mut |class, change| match change {
+        let mut of_row = |class: usize, change| match change {
             RowChange::Written { slot, .. } => written[class].insert(slot),
             _ => removed += u64::from(tables.contains(&TableId(table_of(change)))),
-        })?;
+        };
+        let events = &mut self.events;
+        let mut of_table = |record| {
+            match record {
+                OfTable::Record(TableRecord { born: true, spec, .. }) => {
+                    events.push(TableEvent::Made(Box::new(spec)));
+                }
+                OfTable::Record(_) => {}
+                OfTable::Change(TableChange { name, change, .. }) => events.push(match change {
+                    ChangeOf::Drop => TableEvent::Dropped(name),
+                    ChangeOf::Rename(new) => TableEvent::Renamed(name, new),
+                    ChangeOf::Grow(ids) => TableEvent::Grown(name, ids),
+                }),
+            }
+            Ok(())
+        };
+        read_changes(between, &*inner.planned_engine()?, &mut of_row, &mut of_table)?;
         if removed > 0 {
             self.deletes = Deletes::Shares(Shares::new(removed_max));
         }
@@ -170,4 +188,37 @@ impl Changes {
             steps.join(", ")
         ))
     }
+}
+
+/// What became of tables between two commits, by what they are in both.
+fn events_between(old: &[TableInfo], new: &[TableInfo]) -> Vec<TableEvent> {
+    let now = |info: &TableInfo| new.iter().find(|other| other.id == info.id);
+    let name = |info: &TableInfo| info.spec.name.clone();
+    let gone = old.iter().filter(|info| now(info).is_none());
+    let mut events: Vec<TableEvent> = gone.map(|info| TableEvent::Dropped(name(info))).collect();
+    let renamed = || {
+        let pairs = old.iter().filter_map(|info| Some((name(info), name(now(info)?))));
+        pairs.filter(|(before, after)| before != after)
+    };
+    // One may have the name that another had.
+    let is_taken = |after: &String| renamed().any(|(before, _)| before == *after);
+    let meanwhile = |before: &str| format!("{before} (renamed)");
+    for (before, after) in renamed() {
+        let to = if is_taken(&after) { meanwhile(&before) } else { after };
+        events.push(TableEvent::Renamed(before, to));
+    }
+    for (before, after) in renamed().filter(|(_, after)| is_taken(after)) {
+        events.push(TableEvent::Renamed(meanwhile(&before), after));
+    }
+    for info in new {
+        let before = old.iter().find(|other| other.id == info.id);
+        match (before.map(|before| before.spec.num_embeddings), info.spec.num_embeddings) {
+            (None, _) => events.push(TableEvent::Made(Box::new(info.spec.clone()))),
+            (Some(ids), Some(more)) if ids != Some(more) => {
+                events.push(TableEvent::Grown(name(info), more));
+            }
+            _ => {}
+        }
+    }
+    events
 }
