@@ -7,6 +7,7 @@
 //! `planted` counts the seeds until a deliberate bug is found.
 
 mod ahead;
+mod catalog;
 mod check;
 mod command;
 mod commits;

@@ -54,6 +54,8 @@ pub enum Habit {
     Beside,
     /// Tables that are added later.
     Late,
+    /// Tables that are dropped, renamed and grown.
+    Catalog,
     /// Bounds on the disk.
     Bounds,
     /// Budgets near the smallest that works.
@@ -72,6 +74,7 @@ impl Habit {
         Self::Ahead,
         Self::Beside,
         Self::Late,
+        Self::Catalog,
         Self::Bounds,
         Self::Tight,
         Self::Pins,
@@ -86,6 +89,7 @@ impl Habit {
             Self::Ahead => "ahead",
             Self::Beside => "beside",
             Self::Late => "late",
+            Self::Catalog => "catalog",
             Self::Bounds => "bounds",
             Self::Tight => "tight",
             Self::Pins => "pins",
@@ -464,6 +468,7 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
     };
     let mut spec = TableSpec {
         name: format!("t{i}"),
+        first_name: None,
         embedding_dim: dim,
         num_embeddings: dense.then_some(keys),
         expected_rows: (!dense).then(|| if !grows && random.chance(1, 2) { keys } else { 10 }),

@@ -52,6 +52,12 @@ pub enum Event {
     BesideCommit,
     /// A table was added to a store with rows.
     TableAdded,
+    /// A table was dropped.
+    TableDropped,
+    /// A table got another name.
+    TableRenamed,
+    /// A dense table got more ids.
+    TableGrown,
     /// A batch was read ahead.
     ReadAhead,
     /// A store that was full again and again had to take something.
@@ -64,7 +70,7 @@ pub enum Event {
 
 impl Event {
     /// All of them.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 29] = [
         Self::Reopened,
         Self::Killed,
         Self::Crashed,
@@ -87,6 +93,9 @@ impl Event {
         Self::Commit,
         Self::BesideCommit,
         Self::TableAdded,
+        Self::TableDropped,
+        Self::TableRenamed,
+        Self::TableGrown,
         Self::ReadAhead,
         Self::Insisted,
         Self::FolderReplaced,
@@ -118,6 +127,9 @@ impl Event {
             Self::Commit => "commit",
             Self::BesideCommit => "beside_commit",
             Self::TableAdded => "table_added",
+            Self::TableDropped => "table_dropped",
+            Self::TableRenamed => "table_renamed",
+            Self::TableGrown => "table_grown",
             Self::ReadAhead => "read_ahead",
             Self::Insisted => "insisted",
             Self::FolderReplaced => "folder_replaced",

@@ -77,6 +77,7 @@ impl Life<'_> {
             927..=929 => self.look_at_earlier(),
             930..=939 if self.plan.has(Habit::Late) => self.add_table(),
             940..=949 => self.use_permits(),
+            950..=959 if self.plan.has(Habit::Catalog) => self.change_tables(),
             _ if commits && roll < 975 && self.plan.has(Habit::Beside) => self.begin_by_hand(),
             _ if commits => self.reopen(),
             _ => self.update(),
