@@ -140,6 +140,10 @@ class Changes:
     def commit(self, /) -> dict[str, Any] | None:
         """The commit that the changes lead to; None for a store without any."""
 
+    def table_events(self, /) -> list[dict[str, Any]]:
+        """What became of tables in between, in order, each as a dict of one entry: ``made`` with a
+        spec, ``dropped`` with a name, ``renamed`` with two, ``grown`` with a name and ids."""
+
     def bytes_read(self, /) -> tuple[int, int]:
         """Bytes that were read: of the journal, and of pages so far."""
 
@@ -250,6 +254,15 @@ class Store:
 
     def table_info(self, /, table: TableId) -> dict[str, Any]:
         """What the store knows of a table; ``by_id``: whether its rows are stored by id."""
+
+    def drop_table(self, /, table: TableId) -> None:
+        """Drops a table with all its rows, with the next commit."""
+
+    def rename_table(self, /, table: TableId, name: str) -> None:
+        """Gives a table another name, with the next commit."""
+
+    def grow_table(self, /, table: TableId, num_embeddings: int) -> None:
+        """Gives a dense table more ids, with the next commit."""
 
     def get(self, /, batches: Sequence[tuple[TableId, _Keys, _Values, _Rows | None]]) -> None:
         """Fills each batch's values (and state) with the rows of its keys.
@@ -364,6 +377,9 @@ class Store:
         self, /, step: int, meta: str, state: Sequence[tuple[str, bytes]], pin: str | None = None
     ) -> dict[str, Any]:
         """Makes everything so far durable under `step`, pinned under a name; returns the commit."""
+
+    def commit_with_last_state(self, /, step: int, meta: str) -> dict[str, Any]:
+        """As `commit`, with the named byte strings of the commit before."""
 
     def commit_in_background(
         self, /, step: int, meta: str, state: Sequence[tuple[str, bytes]], pin: str | None = None

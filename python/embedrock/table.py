@@ -78,11 +78,15 @@ class Table:
 
     def __init__(self, store: Store, handle: _core.TableId) -> None:
         """Not for callers: tables come from ``Store.table``."""
-        info = store._core.table_info(handle)
-        spec = info["spec"]
         self._store = store
         self._handle = handle
+        self._look()
         store._tables.add(self)
+
+    def _look(self) -> None:
+        """Takes over what the engine says of the table."""
+        info = self._store._core.table_info(self._handle)
+        spec = info["spec"]
         self._name: str = spec["name"]
         self._embedding_dim: int = spec["embedding_dim"]
         self._num_embeddings: int | None = spec["num_embeddings"]
@@ -111,6 +115,7 @@ class Table:
     def _moved(self, handle: _core.TableId) -> None:
         """The store has gone back: its engine has another handle for the table."""
         self._handle = handle
+        self._look()
 
     @property
     def store(self) -> Store:
@@ -131,6 +136,28 @@ class Table:
     def num_embeddings(self) -> int | None:
         """Rows of a dense table; None for a growing table."""
         return self._num_embeddings
+
+    def grow(self, num_embeddings: int) -> None:
+        """Gives a dense table more ids: ``0..num_embeddings`` from here on.
+
+        Rows that are there stay as they are, with their optimizer state; new ones have initial rows
+        and state. A table that has as many ids is left as it is. Modules over the table follow.
+
+        Errors: ``MisuseError`` for fewer ids than there are, for a growing table, which takes any
+        key, and for a store that is open ``read_only``; ``BudgetError`` where the index does not
+        fit, with a memory that works; ``FullError``. Nothing has changed then.
+
+        Blocking: waits for verbs of other threads and for a commit that is under way, and writes
+        changed rows; the cache begins empty.
+
+        Durability: with the next commit, together with all else that it has.
+
+        >>> days = store.table("days", 4, num_embeddings=365)
+        >>> days.grow(366)
+        >>> days.get([365]).shape, days.num_embeddings
+        ((1, 4), 366)
+        """
+        self._store._grow(self, whole("num_embeddings", num_embeddings, 1))
 
     @property
     def expected_rows(self) -> int | None:

@@ -14,7 +14,7 @@ ARCHITECTURE = PACKAGE.parents[1] / "ARCHITECTURE.md"
 
 GROUPS = {
     "values": "_core _optional errors _arguments _arrays _distinct _durable _hashing _keys "
-    "_listeners _loading _made_keys _memory _ranks _references _rows _warnings _wrapped clip "
+    "_listeners _loading _made_keys _memory _names _ranks _references _rows _warnings _wrapped clip "
     "commits initializers optimizers",
     "data": "data",
     "trace": "trace",

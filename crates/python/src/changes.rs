@@ -86,6 +86,15 @@ impl Changes {
         json_value(py, &self.to)
     }
 
+    /// What became of tables in between, in order, each as a dict of one entry.
+    fn table_events(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let events = py.detach(|| {
+            let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+            changes.as_ref().map_or_else(Vec::new, |of| of.table_events().to_vec())
+        });
+        json_value(py, &events)
+    }
+
     /// Bytes that were read: of the journal, and of pages so far.
     fn bytes_read(&self, py: Python<'_>) -> (u64, u64) {
         py.detach(|| {

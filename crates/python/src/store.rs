@@ -181,6 +181,29 @@ impl Store {
         json_value(py, &info)
     }
 
+    /// Drops a table with all its rows, with the next commit.
+    fn drop_table(&self, py: Python<'_>, table: PyRef<'_, TableId>) -> PyResult<()> {
+        let table = table.0;
+        py.detach(|| self.0.drop_table(table)).or_raise(py)
+    }
+
+    /// Gives a table another name, with the next commit.
+    fn rename_table(&self, py: Python<'_>, table: PyRef<'_, TableId>, name: &str) -> PyResult<()> {
+        let table = table.0;
+        py.detach(|| self.0.rename_table(table, name)).or_raise(py)
+    }
+
+    /// Gives a dense table more ids, with the next commit.
+    fn grow_table(
+        &self,
+        py: Python<'_>,
+        table: PyRef<'_, TableId>,
+        num_embeddings: u64,
+    ) -> PyResult<()> {
+        let table = table.0;
+        py.detach(|| self.0.grow_table(table, num_embeddings)).or_raise(py)
+    }
+
     /// Fills each batch's values (and state) with the rows of its keys. Values are float32, or
     /// uint16 to take the bits of the table's own dtype of 2 bytes.
     fn get(&self, py: Python<'_>, batches: Vec<GetParts<'_>>) -> PyResult<()> {
@@ -481,6 +504,12 @@ impl Store {
             None => self.0.commit(step, meta, &state),
         });
         let info = made.or_raise(py)?;
+        json_value(py, &info)
+    }
+
+    /// As `commit`, with the named byte strings of the commit before.
+    fn commit_with_last_state(&self, py: Python<'_>, step: u64, meta: &str) -> PyResult<Py<PyAny>> {
+        let info = py.detach(|| self.0.commit_with_last_state(step, meta)).or_raise(py)?;
         json_value(py, &info)
     }
 

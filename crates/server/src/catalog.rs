@@ -45,6 +45,31 @@ impl Table {
     }
 }
 
+/// Names that a message has.
+const NAMED_MOST: usize = 12;
+
+/// How many bytes are to be changed, left out or put in to make one name of another; two that
+/// changed places count as one.
+fn distance(one: &[u8], other: &[u8]) -> usize {
+    if one.len().abs_diff(other.len()) > 8 || one.len() > 256 {
+        return usize::MAX;
+    }
+    let mut rows: Vec<Vec<usize>> = vec![(0..=other.len()).collect()];
+    for i in 1..=one.len() {
+        let mut row = vec![i];
+        for j in 1..=other.len() {
+            let same = usize::from(one[i - 1] != other[j - 1]);
+            let mut least = (rows[i - 1][j] + 1).min(row[j - 1] + 1).min(rows[i - 1][j - 1] + same);
+            if i > 1 && j > 1 && one[i - 1] == other[j - 2] && one[i - 2] == other[j - 1] {
+                least = least.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(least);
+        }
+        rows.push(row);
+    }
+    rows[one.len()][other.len()]
+}
+
 /// All tables of a moment.
 #[derive(Debug, Default)]
 pub(crate) struct Tables(HashMap<Vec<u8>, Table>);
@@ -53,6 +78,26 @@ impl Tables {
     /// The table of this name.
     pub(crate) fn get(&self, name: &[u8]) -> Option<&Table> {
         self.0.get(name)
+    }
+
+    /// What there is in the place of a name that is not: some names, and the nearest.
+    pub(crate) fn names_beside(&self, name: &[u8]) -> String {
+        let mut names: Vec<&str> = self.0.values().map(|table| table.name.as_str()).collect();
+        names.sort_unstable();
+        if names.is_empty() {
+            return "there is none".to_owned();
+        }
+        let text = |name: &str| format!("'{}'", name.as_bytes().escape_ascii());
+        let shown: Vec<String> = names.iter().take(NAMED_MOST).map(|name| text(name)).collect();
+        let more = match names.len().saturating_sub(NAMED_MOST) {
+            0 => String::new(),
+            more => format!(" and {more} more (EMB.TABLES lists them)"),
+        };
+        let distance = |other: &&str| distance(name, other.as_bytes());
+        let near = names.iter().copied().min_by_key(distance);
+        let near = near.filter(|near| distance(near) <= 1 + name.len() / 4);
+        let meant = near.map_or(String::new(), |near| format!("; did you mean {}?", text(near)));
+        format!("there are {}{more}{meant}", shown.join(", "))
     }
 
     /// Whether the storage of any lends rows.
@@ -84,5 +129,25 @@ impl Catalog {
         let tables = store.tables().into_iter().map(|info| Table::new(info, is_reader));
         let by_name = tables.map(|table| (table.name.clone().into_bytes(), table)).collect();
         *self.0.write() = Arc::new(Tables(by_name));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_near_is_meant() {
+        let far = usize::MAX;
+        for (one, other, expected) in [
+            ("itmes", "items", 1),
+            ("item", "items", 1),
+            ("items", "items", 0),
+            ("users", "items", 4),
+            ("", "items", 5),
+            ("a", "a name that is much longer", far),
+        ] {
+            assert_eq!(distance(one.as_bytes(), other.as_bytes()), expected, "{one} {other}");
+        }
     }
 }

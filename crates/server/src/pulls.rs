@@ -526,6 +526,7 @@ mod tests {
         let (dim, keys) = (1 << 12, 0..1);
         let spec = TableSpec {
             name: "user".into(),
+            first_name: None,
             embedding_dim: dim,
             num_embeddings: None,
             expected_rows: None,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from embedrock._arguments import flag, shown
 from embedrock._arrays import ArrayLike, as_keys
 from embedrock._keys import KeysNamed
+from embedrock._names import beside
 from embedrock.errors import MisuseError, NotFoundError
 
 if TYPE_CHECKING:
@@ -176,8 +177,8 @@ class Window:
             return self._store._own(given)
         tables = self._store.tables
         if given not in tables:
-            names = ", ".join(repr(name) for name in tables) or "none"
-            raise NotFoundError(f"{self._store.path} has no table {given!r} (it has {names})")
+            there = beside(given, tables)
+            raise NotFoundError(f"{self._store.path} has no table {given!r} ({there})")
         return tables[given]
 
 

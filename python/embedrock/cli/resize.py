@@ -17,7 +17,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
         description=(
             'Gives a table with storage "pmem" room for --capacity rows, while nobody has its '
             "store open. Its rows are copied into a new region, which then takes the place of the "
-            "old one: the disk needs room for both."
+            "old one: the disk needs room for both. It is for that storage alone: embedrock grow "
+            "gives a dense table more ids, whatever its storage."
         ),
     )
     command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")

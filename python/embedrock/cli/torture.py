@@ -59,8 +59,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--without",
         metavar="LIST",
-        help="what lives leave out: back, readers, ahead, beside, late, bounds, tight, pins, "
-        "meddling",
+        help="what lives leave out: back, readers, ahead, beside, late, catalog, bounds, "
+        "tight, pins, meddling",
     )
     command.add_argument(
         "--operations", type=output.positive, metavar="N", help="operations of a life (300)"

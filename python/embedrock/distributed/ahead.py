@@ -25,6 +25,7 @@ import torch.distributed as dist
 from embedrock._arguments import shown
 from embedrock._arrays import ArrayLike, Keys, as_keys
 from embedrock._distinct import distinct
+from embedrock._names import beside
 from embedrock.distributed.exchange import Exchange, Verb
 from embedrock.distributed.making import digest_of
 from embedrock.distributed.payload import Payload, by_table, pieces_of
@@ -227,8 +228,8 @@ class ShardWindow:
             if isinstance(table, str):
                 known = self._shard.tables
                 if table not in known:
-                    names = ", ".join(map(repr, known)) or "none"
-                    raise NotFoundError(f"{self._shard!r} has no table {table!r} (it has {names})")
+                    there = beside(table, known)
+                    raise NotFoundError(f"{self._shard!r} has no table {table!r} ({there})")
                 table = known[table]
             if not isinstance(table, ShardTable):
                 raise MisuseError(f"batch has keys of {shown(table)}, expected a table or a name")

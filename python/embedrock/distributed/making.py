@@ -20,7 +20,7 @@ from embedrock.table import Table
 if TYPE_CHECKING:
     from embedrock.distributed.shard import Shard
 
-__all__ = ["digest_of", "make_table", "spec_of_table"]
+__all__ = ["digest_of", "grow_table", "make_table", "spec_of_table"]
 
 _SPREAD = 4.0
 """Standard deviations that a rank's part of a growing table's rows may be above its share."""
@@ -67,6 +67,21 @@ def make_table(shard: Shard, name: str, asked: dict[str, Any]) -> Table:
             f"with one seed (embedrock.open(seed=...))"
         )
     return table
+
+
+def grow_table(shard: Shard, table: Table, num_embeddings: int) -> None:
+    """Gives a dense table more ids on every rank. Collective.
+
+    Errors: see ``ShardTable.grow``.
+    """
+    failed: BaseException | None = None
+    with shard.exchange as exchange:
+        exchange.meet(Verb("growing", (table.name,), num_embeddings, num_embeddings))
+        try:
+            table.grow(num_embeddings)
+        except Exception as error:
+            failed = error
+        exchange.meet(Verb("growing", (table.name,), part="end of "), failed=failed)
 
 
 def _check_rows(shard: Shard, table: Table) -> None:

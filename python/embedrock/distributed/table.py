@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from embedrock import _core
-from embedrock._arguments import choice, flag
+from embedrock._arguments import choice, flag, whole
 from embedrock._arrays import ArrayLike, Keys, as_keys, as_out, as_rows
 from embedrock._distinct import distinct
 from embedrock._verbs import NON_FINITE, Floats, NonFinite
 from embedrock.clip import Clip, bounds
+from embedrock.distributed.making import grow_table
 from embedrock.optimizers import OptimizerSpec, factors
 from embedrock.table import Table
 
@@ -78,6 +79,16 @@ class ShardTable:
     def num_embeddings(self) -> int | None:
         """Rows of a dense table on all ranks together; None for a growing table."""
         return self.local.num_embeddings
+
+    def grow(self, num_embeddings: int) -> None:
+        """Gives a dense table more ids on all ranks, as :meth:`embedrock.Table.grow`. Collective.
+
+        Errors: as there, on all ranks where one has them: those that could grow have grown then,
+        so end the job without a commit; ``MismatchError`` where ranks ask for other numbers.
+
+        Durability: with the next commit.
+        """
+        grow_table(self._shard, self.local, whole("num_embeddings", num_embeddings, 1))
 
     @property
     def dtype(self) -> str:

@@ -19,10 +19,11 @@ import numpy as np
 
 from embedrock._arguments import instance, whole
 from embedrock.commits import Commit
-from embedrock.errors import IoError, MismatchError
+from embedrock.errors import IoError, MismatchError, UnsupportedError
 from embedrock.follow import broker
 from embedrock.follow.kafka_writer import KafkaWriter
 from embedrock.store import ChangedRows, Store
+from embedrock.store.changes import Changes
 from embedrock.table import Table
 
 __all__ = ["KafkaPublisher", "Published"]
@@ -117,6 +118,7 @@ class KafkaPublisher:
             to = changes.commit
             if to is None or (before is not None and _told_of(to, store.id) == before):
                 return Published(self.step, 0, 0)
+            self._refuse_table_events(changes)
             headers = [(SINCE, json.dumps(before).encode())]
             last: tuple[bytes, bytes | None] | None = None
             for key, value in self._records(changes):
@@ -133,6 +135,18 @@ class KafkaPublisher:
         elif before is not None:
             self._position = told  # as far as this process knows; another finds the one before
         return Published(to.step, rows, deleted)
+
+    def _refuse_table_events(self, changes: Changes) -> None:
+        """Refuses what no record of a topic says."""
+        given = None if self._tables is None else {_name_of(table) for table in self._tables}
+        for what, name, *_ in changes.table_events:
+            is_meant = given is None or name in given
+            if is_meant and what in ("dropped", "renamed"):
+                raise UnsupportedError(
+                    f"table {name!r} was {what} since the commit that the topic has, and no record "
+                    f"of a topic says so: its followers would keep the old table; publish to "
+                    f"another topic, or other tables with tables="
+                )
 
     def close(self) -> None:
         """Closes the connections; a second call does nothing."""
@@ -248,3 +262,7 @@ def _told_of(commit: Commit, store: str) -> dict[str, Any]:
 def _commit_of(told: Mapping[str, Any]) -> Commit:
     of = {name: int(told[name]) for name in _NAMES if name != "id"}
     return Commit(**of, meta=None, rows_flushed=0, state_bytes=0)
+
+
+def _name_of(table: str | Table) -> str:
+    return table if isinstance(table, str) else table.name

@@ -11,12 +11,14 @@ from pathlib import Path
 from types import TracebackType
 
 from embedrock._arguments import flag, function, instance, named_path, number, shown
+from embedrock._names import beside
 from embedrock.errors import MismatchError, MisuseError, NotFoundError
 from embedrock.follow.origin import SOURCE, origin_of, told_of
 from embedrock.store import Store
-from embedrock.store.changes import ChangedRows
+from embedrock.store.changes import ChangedRows, Changes
 from embedrock.store.copied import Facts, last_facts
 from embedrock.store.opening import open_part as open_source
+from embedrock.table import Table
 
 __all__ = ["StoreFollowed", "StoreFollower", "apply_changes"]
 
@@ -49,7 +51,8 @@ def apply_changes(store: Store, changes: Iterable[ChangedRows]) -> tuple[int, in
     looks.
 
     Errors: ``NotFoundError`` for a table that is not there, ``MismatchError`` where its rows are
-    others; those of ``Table.put`` and ``Table.delete``.
+    others, and where a table was dropped, renamed or grown between the commits and was not in
+    ``store``; those of ``Table.put`` and ``Table.delete``.
 
     >>> commit = store.commit(step=1)
     >>> table.put([7], np.ones((1, 4), np.float32))
@@ -62,6 +65,8 @@ def apply_changes(store: Store, changes: Iterable[ChangedRows]) -> tuple[int, in
     2
     """
     tables = instance("store", store, Store).tables
+    if isinstance(changes, Changes):
+        _refuse_other_tables(store, tables, changes)
     rows = deleted = 0
     try:
         batches = iter(changes)
@@ -72,10 +77,10 @@ def apply_changes(store: Store, changes: Iterable[ChangedRows]) -> tuple[int, in
             raise MisuseError(f"changes has {shown(batch)}, expected {_CHANGES}")
         table = tables.get(batch.table)
         if table is None:
-            names = ", ".join(repr(name) for name in tables) or "none"
             raise NotFoundError(
-                f"the changes are of a table {batch.table!r}, and {store.path} has {names}; make "
-                f"it first, with the parameters that it has where they come from"
+                f"the changes are of a table {batch.table!r}, which {store.path} does not have "
+                f"({beside(batch.table, tables)}); make it first, with the parameters that it has "
+                f"where they come from"
             )
         if len(batch.keys):
             table.put(batch.keys, batch.values, state=batch.state, non_finite="apply")
@@ -83,6 +88,49 @@ def apply_changes(store: Store, changes: Iterable[ChangedRows]) -> tuple[int, in
         if len(batch.deleted):
             deleted += table.delete(batch.deleted)
     return rows, deleted
+
+
+def _refuse_other_tables(store: Store, tables: dict[str, Table], changes: Changes) -> None:
+    """Refuses a store whose tables did not become what those of the changes did."""
+    for what, name, *more in changes.table_events:
+        table = tables.get(name)
+        if table is None:
+            continue
+        done = {"dropped": False, "renamed": False, "made": True}.get(what)
+        if what == "grown":
+            done = table.num_embeddings is not None and table.num_embeddings >= more[0]
+        if not done and name not in _made_again(changes, name):
+            call = {
+                "dropped": f"drop({name!r})",
+                "renamed": f"rename({name!r}, {more[0] if more else ''!r})",
+                "grown": f"table({name!r}).grow({more[0] if more else 0})",
+            }[what]
+            raise MismatchError(
+                f"table {name!r} was {what} where the changes come from, and {store.path} has it "
+                f"as it was; call {call} of that store first"
+            )
+
+
+def _made_again(changes: Changes, name: str) -> set[str]:
+    """Names that a later table has."""
+    events = changes.table_events
+    made = {event[1] for event in events if event[0] == "made"}
+    return {name} & (made | {event[2] for event in events if event[0] == "renamed"})
+
+
+def _do_again(copy: Store, changes: Changes) -> None:
+    """Does to the tables of a copy what was done to those of its source."""
+    for event in changes._core.table_events():
+        ((what, told),) = event.items()
+        if what == "made":
+            copy._core.table(json.dumps(told))
+        elif what == "dropped":
+            copy.drop(told)
+        elif what == "renamed":
+            copy.rename(*told)
+        else:
+            name, num_embeddings = told
+            copy.table(name).grow(num_embeddings)
 
 
 class StoreFollower:
@@ -96,7 +144,8 @@ class StoreFollower:
     Each commit of the copy has the step, meta and byte strings of the source's commit, and in the
     byte string ``"source"`` which one that was: so a process that was killed goes on from there.
     Rows and their optimizer state are copied as they are, so nothing is lost and nothing counted
-    twice. Tables that come to the source are made.
+    twice. Tables that come to the source are made, and those that are dropped, renamed or grown
+    there are so in the copy.
 
     While it runs it keeps a reader of the source open at the commit that the copy is at: the
     journal from there on stays. Between two runs nothing does. Where the source has gone on too
@@ -264,12 +313,13 @@ class StoreFollower:
                 f"{self._source} has {reader._core.seed()}: rows that nobody has written would "
                 f"differ; make the copy with embedrock.open(..., seed={reader._core.seed()})"
             )
-        for table in reader.tables.values():
-            if table.name not in copy.tables:
-                spec = reader._core.table_info(table._handle)["spec"]
-                copy._core.table(json.dumps(spec))
         since = None if self._since is None else self._since.commit()
         with reader.changes(since, state=True) as changes:
+            _do_again(copy, changes)
+            for table in reader.tables.values():
+                if table.name not in copy.tables:
+                    spec = reader._core.table_info(table._handle)["spec"]
+                    copy._core.table(json.dumps(spec))
             rows, deleted = apply_changes(copy, changes)
         state = {**reader.state(), SOURCE: told_of(reader, newest, copy)}
         copy.commit(newest.step, reader.meta, state)

@@ -41,9 +41,35 @@ class _OneTable(RowsModule):
         super().__init__(store, device)
         self.table: RowTable = self._add_table("rows", wanted)
         self.output_dtype = output_dtype(self.table, asked)
-        self.num_embeddings = wanted.num_embeddings
         self.embedding_dim = wanted.embedding_dim
         self.padding_idx = open_padding_row(self.table, padding_idx)
+
+    @property
+    def num_embeddings(self) -> int | None:
+        """Rows of the table; None of a growing one."""
+        return self.table.num_embeddings
+
+    def grow(self, num_embeddings: int) -> None:
+        """Gives the table more ids, ``0..num_embeddings`` from here on; all modules over it follow.
+
+        Rows and their optimizer state stay, new ids have initial rows and state. Durable with the
+        next commit, as :meth:`embedrock.Table.grow`, which says what it raises.
+
+        Errors: ``UnsupportedError`` where the rows are not in a store of this process.
+
+        >>> days = embedrock.nn.Embedding(365, 4, store=store, name="days")
+        >>> days.grow(366)
+        >>> days.num_embeddings
+        366
+        """
+        table: Any = self.table
+        if not hasattr(type(table), "grow"):
+            raise UnsupportedError(
+                f"{self._named()} cannot grow: its table is one of a server; grow it where the "
+                f"store is written to, or end the server and run "
+                f"embedrock grow STORE {table.name!r} {num_embeddings}"
+            )
+        table.grow(num_embeddings)
 
     def _arguments(self) -> dict[str, Any]:
         names = ("num_embeddings", "embedding_dim", "padding_idx", "device", "output_dtype")

@@ -26,6 +26,7 @@ from embedrock._arguments import (
 )
 from embedrock._arrays import ArrayLike, Keys, as_keys, as_out
 from embedrock._listeners import Listeners
+from embedrock._names import beside
 from embedrock._rows import Bounds
 from embedrock._verbs import NonFinite
 from embedrock.errors import (
@@ -303,9 +304,8 @@ class RemoteStore:
             self._call(b"EMB.CREATE", wanted.encode(), json.dumps(asked).encode(), repeats=True)
         tables = self._tables()
         if wanted not in tables:
-            there = ", ".join(repr(other) for other in tables) or "none"
             raise NotFoundError(
-                f"server {self._pool.name} has no table {wanted!r}; there are: {there}"
+                f"server {self._pool.name} has no table {wanted!r} ({beside(wanted, tables)})"
             )
         return self._table_of(tables[wanted])
 

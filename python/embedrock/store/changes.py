@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from embedrock._arguments import flag, iterated, shown, text, whole
 from embedrock._verbs import Floats
 from embedrock.commits import Commit, commit_of
 from embedrock.errors import MisuseError, NotFoundError
-from embedrock.store.pins import Pins
+from embedrock.store.catalog import Catalog
 from embedrock.table import Table
 
 __all__ = ["ChangedRows", "Changes", "Changing"]
@@ -58,6 +58,16 @@ class Changes(Iterator[ChangedRows]):
         return self._commit
 
     @property
+    def table_events(self) -> list[tuple[Any, ...]]:
+        """What became of tables between the commits, in order, of all tables of the store.
+
+        Each is ``("made", name)``, ``("dropped", name)``, ``("renamed", name, new)`` or
+        ``("grown", name, num_embeddings)``. Rows that come are of tables as they are in the later
+        commit; of a table that was dropped none come. Without ``since`` there are none.
+        """
+        return [_event_of(event) for event in self._core.table_events()]
+
+    @property
     def bytes_read(self) -> tuple[int, int]:
         """Bytes of the journal that say what changed, and of pages read by this reader so far."""
         return self._core.bytes_read()
@@ -85,7 +95,10 @@ class Changes(Iterator[ChangedRows]):
             self.close()
             raise StopIteration
         table, keys, values, state, deleted = found
-        dim, words = self._widths[table]
+        # One that was renamed or dropped since has its name of the commit.
+        dim, words = self._widths.get(table, (0, 0))
+        if len(keys):
+            dim, words = len(values) // len(keys), len(state) // len(keys)
         return ChangedRows(
             table,
             keys.view(np.int64),
@@ -95,7 +108,7 @@ class Changes(Iterator[ChangedRows]):
         )
 
 
-class Changing(Pins):
+class Changing(Catalog):
     """What a store tells of its commits' changes."""
 
     def changes(
@@ -161,7 +174,8 @@ class Changing(Pins):
         name = table.name if isinstance(table, Table) else text("a table of tables", table)
         handle = self._core.find_table(name)
         if handle is None:
-            raise NotFoundError(f"tables has {name!r}, and {self.path} has no table of this name")
+            there = self._names_beside(name)
+            raise NotFoundError(f"tables has {name!r}, which {self.path} has not ({there})")
         return handle
 
     def _widths(self) -> dict[str, tuple[int, int]]:
@@ -171,6 +185,13 @@ class Changing(Pins):
             info["spec"]["name"]: (info["spec"]["embedding_dim"], info["state_words"])
             for info in infos
         }
+
+
+def _event_of(event: dict[str, Any]) -> tuple[Any, ...]:
+    ((what, told),) = event.items()
+    if what == "made":
+        return what, told["name"]
+    return (what, told) if isinstance(told, str) else (what, *told)
 
 
 def _list(tables: Iterable[str | Table]) -> list[str | Table]:

@@ -58,6 +58,8 @@ class Handle:
         self._listeners = Listeners()
         self._tables: weakref.WeakSet[Table] = weakref.WeakSet()
         """Handles of tables that somebody has."""
+        self._unnamed: dict[_core.TableId, int] = {}
+        """Tables for which nobody has named an optimizer, and the last commit before each."""
         self._later: list[dict[str, Any]] = []
         """The commit that the store went back to, and those behind it."""
         self._branch = secrets.randbits(62)
@@ -217,13 +219,13 @@ class Handle:
     def _go_back(self, step: int | str, later_pins_stay: bool) -> None:
         """Opens the engine's store anew, at a commit that is there, for every handle of a table."""
         commits = [*self._core.commits(), *self._later_commits()]
-        specs = {table.name: self._core.table_info(table._handle)["spec"] for table in self._tables}
+        held = [(table, self._spec_of(table)) for table in self._tables]
         for listener in self._listeners:
             listener.returning()
         # What can keep it from opening again is looked for before anything is closed. Of writers
         # there is one at a time.
         if self._read_only:
-            moved = self._moved_reader(step, specs)
+            moved = self._moved_reader(step, held)
         else:
             moved = None
             number = max(self._numbers_of(step), default=0)
@@ -232,16 +234,18 @@ class Handle:
         self._core.close()
         try:
             self._core = moved or self._engine(step, later_pins_stay=later_pins_stay)
-            handles = {name: self._core.find_table(name) for name in specs}
-            for name, handle in handles.items():
-                if handle is None:  # it came after that commit
-                    handles[name] = self._core.table(json.dumps(specs[name]))
+            for table, spec in held:
+                handle, is_new = self._handle_again(table, spec)
+                if handle is not None:
+                    table._moved(handle)
+                if is_new:
                     commits = []  # a new table is a change
         except BaseException:
             self._core.close()
             self._closed = True
             self._listeners.ended()
             raise
+        self._unnamed.clear()
         self._returns += 1
         self._branch = secrets.randbits(62)
         at = self._core.last_commit()
@@ -251,16 +255,39 @@ class Handle:
         self._pending = self._pending_step = None
         self._state_taken = True  # who goes back knows where to
         self._prefetcher = Prefetcher(self._core, self._path)
-        for table in self._tables:
-            if (found := handles.get(table.name)) is not None:
-                table._moved(found)
 
-    def _moved_reader(self, step: int | str, specs: dict[str, Any]) -> _core.Store:
+    def _spec_of(self, table: Table) -> dict[str, Any] | None:
+        """What the table is; None of one that was dropped."""
+        try:
+            spec: dict[str, Any] = self._core.table_info(table._handle)["spec"]
+        except NotFoundError:
+            return None
+        return spec
+
+    def _handle_again(
+        self, table: Table, spec: dict[str, Any] | None
+    ) -> tuple[_core.TableId | None, bool]:
+        """The handle of a table at the commit that was gone back to, whatever its name was there,
+        and whether it was made anew, because it came after that commit."""
+        if table._handle in self._core.tables():
+            return table._handle, False
+        if spec is None:
+            return None, False
+        found = self._core.find_table(spec["name"])
+        if found is not None:
+            return found, False
+        return self._core.table(json.dumps(spec)), True
+
+    def _moved_reader(
+        self, step: int | str, held: list[tuple[Table, dict[str, Any] | None]]
+    ) -> _core.Store:
         """The engine's reader at a commit. Errors: ``NotFoundError`` where a table is not there."""
         moved = self._engine(step)
         named = f"pinned as {step!r}" if isinstance(step, str) else f"of step {step}"
-        for name in specs:
-            if moved.find_table(name) is None:
+        there = set(moved.tables())
+        for table, spec in held:
+            name = None if spec is None else spec["name"]
+            if name is not None and table._handle not in there and moved.find_table(name) is None:
                 moved.close()
                 raise NotFoundError(
                     f"table {name!r} is not in the commit {named} of {self.path}, and "

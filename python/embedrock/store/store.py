@@ -172,6 +172,10 @@ class Store(Changing):
         made = self._core.table(json.dumps(spec_of(name, asked, stored)))
         if handle is None:
             self._later = []  # a new table is a change, behind which nothing is left
+            if optimizer is None:
+                self._unnamed[made] = self._sequence()
+        if optimizer is not None:
+            self._name_optimizer(made)
         return Table(self, made)
 
     @property
@@ -425,7 +429,10 @@ class Store(Changing):
         """
         self._listeners.refreshing()
         found = self._core.refresh()
-        return None if found is None else commit_of(found)
+        if found is None:
+            return None
+        self._tell_again()
+        return commit_of(found)
 
     def _hashed_by(self, name: str) -> str | None:
         """How the keys of a table were made, if they are hashes and the commit says so."""
@@ -590,8 +597,7 @@ class Store(Changing):
     def _no_table(self, name: str) -> EmbedrockError:
         if self._core.find_table(name) is not None:
             return MisuseError(f"table {name!r}: num_embeddings needs embedding_dim beside it")
-        names = ", ".join(repr(table) for table in self.tables) or "none"
-        return NotFoundError(
-            f"{self._path} has no table {name!r} (it has {names}); "
-            f"create it with table({name!r}, embedding_dim)"
-        )
+        said = f"{self._path} has no table {name!r} ({self._names_beside(name)})"
+        if self._read_only:
+            return NotFoundError(f"{said}; it is open read_only, and only a writer creates tables")
+        return NotFoundError(f"{said}; create it with table({name!r}, embedding_dim)")

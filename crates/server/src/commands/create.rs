@@ -77,6 +77,7 @@ impl Asked {
             Some(stored) => stored,
             None => TableSpec {
                 name: name.to_owned(),
+                first_name: None,
                 embedding_dim: self.embedding_dim.ok_or_else(|| {
                     Refusal::coded("MISUSE", format!("new table '{name}' without embedding_dim"))
                 })?,
@@ -101,6 +102,7 @@ impl Asked {
             optimizer: optimizer.unwrap_or(usual.optimizer),
             initializer: self.initializer.unwrap_or(usual.initializer),
             name: usual.name,
+            first_name: usual.first_name,
         })
     }
 }

@@ -226,8 +226,8 @@ fn is_open(number: usize) -> bool {
 
 fn find_table<'t>(tables: &'t Tables, name: &[u8]) -> Result<&'t Table, Refusal> {
     tables.get(name).ok_or_else(|| {
-        let name = shown(name);
-        Refusal::coded("NOTFOUND", format!("no table '{name}'; EMB.TABLES lists those there are"))
+        let (name, there) = (shown(name), tables.names_beside(name));
+        Refusal::coded("NOTFOUND", format!("no table '{name}'; {there}"))
     })
 }
 

@@ -19,6 +19,7 @@ pub(crate) const IDS: u64 = 1000;
 pub(crate) fn spec(name: &str, ids: Option<u64>) -> TableSpec {
     TableSpec {
         name: name.into(),
+        first_name: None,
         embedding_dim: DIM,
         num_embeddings: ids,
         expected_rows: None,

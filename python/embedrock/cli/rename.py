@@ -1,0 +1,42 @@
+"""`embedrock rename STORE TABLE NEW`: a table gets another name."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from embedrock.cli import output
+
+
+def add(commands: Any) -> argparse.ArgumentParser:
+    """Adds the command."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        "rename",
+        help="give a table another name",
+        description=(
+            "Gives a table another name, in a commit of its own: the step, meta and state of the "
+            "last one stay, and so do rows and initial rows. Nobody may write to the store "
+            "meanwhile; a trainer renames by store.rename."
+        ),
+    )
+    command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")
+    command.add_argument("table", metavar="TABLE", help="the table's name")
+    command.add_argument("new", metavar="NEW", help="its name from then on")
+    output.add_writing(command)
+    output.add_json(command)
+    command.set_defaults(run=run)
+    return command
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Renames, and says what."""
+    with output.opened_to_write(arguments) as store:
+        store.rename(arguments.table, arguments.new)
+        commit = store._commit_again()
+    if arguments.json:
+        renamed = {"table": arguments.new, "before": arguments.table, "step": commit.step}
+        output.print_json(renamed)
+    else:
+        print(f"{arguments.table}: its name is {arguments.new} now")
+    return 0
