@@ -100,7 +100,7 @@ class Table:
         self._capacity: int | None = spec.get("capacity")
         self._by_id: bool = info["by_id"]
         #: How keys were made, while it may be that a caller does not know that they are hashes.
-        self._hashed_by: str | None = store._hashed_by(self._name)
+        self._hashed_by: str | None = self._store._hashed_by(self._name)
         self._row_bytes: int = info["row_bytes"]
         self._state_words: int = info["state_words"]
         # Of each kind of row: its size, and what a shape of such rows means.

@@ -20,9 +20,10 @@ from embedrock.nn import small
 from embedrock.nn.fetch import to_host
 from embedrock.nn.module import rows_modules
 from embedrock.nn.pending import PendingRows
-from embedrock.optimizers import factors, pair_of_betas
+from embedrock.optimizers import OptimizerSpec, factors, pair_of_betas, resolve
 from embedrock.pipeline.run import Run
 from embedrock.pipeline.together import Together
+from embedrock.table import Table
 
 __all__ = ["Modules", "RowOptimizer", "accumulator"]
 
@@ -298,7 +299,14 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         stored: dict[str, Any] = {**table.optimizer}
         same = all(stored[name] == value for name, value in wanted.items() if value is not None)
         if same and stored["kind"] in self._kinds():
+            if isinstance(table, Table):
+                table.store._name_optimizer(table._handle)
             return
+        if isinstance(table, Table):
+            given = {name: value for name, value in wanted.items() if value is not None}
+            chosen = resolve(cast("OptimizerSpec", {"kind": self.kind, **given}))
+            if table.store._take_optimizer(table, chosen):
+                return
         name = type(self).__name__
         if stored["kind"] in self._kinds():
             differ = next(n for n, v in wanted.items() if v is not None and stored[n] != v)
@@ -312,7 +320,8 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         raise MismatchError(
             f"table {table.name!r} was created with optimizer={stored['kind']!r}, "
             f"embedrock.optim.{name} needs {self.kind!r}; {way_out} create the table with "
-            f"optimizer={self.kind!r}"
+            f"optimizer={self.kind!r}, an argument of Embedding, convert and Store.table: rows "
+            f"that are committed, or of a table whose optimizer was named, keep their own"
         )
 
     def _kinds(self) -> tuple[str, ...]:
