@@ -23,6 +23,7 @@ from embedrock.errors import IoError, MisuseError
 __all__ = [
     "Progress",
     "between",
+    "between_or_none",
     "choice",
     "file_errors",
     "flag",
@@ -120,6 +121,11 @@ def between(name: str, value: Any, least: float, most: float) -> float:
     if not least <= found <= most:  # NaN lies nowhere
         raise MisuseError(f"{name} is {found}, expected {least} to {most}")
     return found
+
+
+def between_or_none(name: str, value: Any, least: float, most: float) -> float | None:
+    """A number from ``least`` to ``most``, or None."""
+    return None if value is None else between(name, value, least, most)
 
 
 def seconds(name: str, value: Any) -> float | None:

@@ -229,7 +229,7 @@ class Store:
         window_group: int = 256,
         merge_picker: str = "score",
         upkeep_scheduler: str = "off",
-        top_share: float = 0.1,
+        top_share: float | None = None,
         filters: bool = False,
         keep: int = 2,
         seed: int = 0,

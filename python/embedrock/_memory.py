@@ -99,7 +99,7 @@ def tell_divided(memory: str, asked: int, budget: int) -> bool:
         warn(
             f'memory="{memory}" is {_readable(asked)} of these tables, less than works: '
             f"{_readable(budget)} are taken (indexes, buffers and the smallest cache); ask for at "
-            f"least memory={budget} to have this said no more",
+            f'least memory="{_spelled(budget)}" ({budget:,} bytes) to have this said no more',
             BudgetWarning,
         )
     elif memory.rstrip().endswith("%") and there is not None and budget > there:
@@ -159,6 +159,13 @@ def _beyond(memory: str, there: int) -> str:
         f"memory is {memory} and this machine has {_readable(there)}: the system may end the "
         f"program once the cache fills; give less"
     )
+
+
+def _spelled(size: int) -> str:
+    """So many bytes at least, as ``memory=`` takes them."""
+    units = ("KiB", "MiB", "GiB", "TiB")
+    at = next((i for i in range(len(units)) if size < 1024 ** (i + 2)), len(units) - 1)
+    return f"{math.ceil(size / 1024 ** (at + 1) * 10) / 10:g}{units[at]}"
 
 
 def _readable(size: float) -> str:

@@ -50,6 +50,10 @@ def test_per_cent_of_a_small_table_are_at_least_what_works(tmp_path: Path) -> No
         if memory == "10%":
             (message,) = messages
             assert 'memory="10%" is 6.25 KiB of these tables, less than works' in message
+            # In the grammar of sizes, and no less than what is taken.
+            named = message.split('at least memory="')[1].split('"')[0]
+            assert named.endswith("KiB") and f"({stats['budget_bytes']:,} bytes)" in message
+            assert 0 <= float(named[:-3]) * 1024 - stats["budget_bytes"] < 103
             assert stats["asked_bytes"] == (1000 * 64 + 1000 * 68) // 10
             assert stats["asked_bytes"] < stats["budget_bytes"] < 2 << 20
             assert stats["memory"]["cache_bytes"] > 0
@@ -152,3 +156,24 @@ def test_the_command_answers_in_its_own_options(tmp_path: Path) -> None:
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if "error" in line]
     assert "give at least --memory " in line and "KiB" in line and "memory=" not in line
+
+
+# Half of the newest rows take memory that an opening without the share had not planned for.
+def test_a_store_opens_with_the_share_of_its_newest_rows_that_its_commit_has(
+    tmp_path: Path,
+) -> None:
+    def bytes_of_index(**options: float) -> int:
+        with embedrock.open(tmp_path / "s", "4MiB", **options) as store:
+            store.table("t", 8, num_embeddings=100_000, storage="lsm")
+            store.commit((store.step or 0) + 1)
+        try:
+            embedrock.open(tmp_path / "s", 640_000).close()
+        except BudgetError as error:
+            return int(str(error).split("memory=")[-1])
+        return 0
+
+    assert bytes_of_index() == 0
+    large = bytes_of_index(top_share=0.5)
+    assert large > 640_000
+    assert bytes_of_index() == large
+    assert bytes_of_index(top_share=0.1) == 0

@@ -72,6 +72,8 @@ bugs! {
     RecordRefused = "record_refused",
     /// The check of a bucket of a region is not compared.
     BucketNotChecked = "bucket_not_checked",
+    /// Nobody asks for memory before rows are written.
+    BudgetNotAsked = "budget_not_asked",
     /// The gradient of a key that occurs again is left out.
     DuplicateGradientLost = "duplicate_gradient_lost",
     /// A writer does not look whether folder and lock file are those that it has opened.

@@ -89,7 +89,7 @@ impl Store {
     #[pyo3(signature = (path, memory, *, max_disk_bytes=None, max_held_bytes=None, page_bytes=None,
         segment_bytes=None, cold_directory=None, pmem_path=None,
         io="auto", policy="lfu", window_bytes=None, window_group=256, merge_picker="score",
-        upkeep_scheduler="off", top_share=0.1, filters=false, keep=2, seed=0, create=true,
+        upkeep_scheduler="off", top_share=None, filters=false, keep=2, seed=0, create=true,
         step=None, pin=None, later_pins_stay=false, read_only=false,
         check_disk=true, merge_reads=true))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
@@ -109,7 +109,7 @@ impl Store {
         window_group: usize,
         merge_picker: &str,
         upkeep_scheduler: &str,
-        top_share: f64,
+        top_share: Option<f64>,
         filters: bool,
         keep: usize,
         seed: u64,

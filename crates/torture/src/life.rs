@@ -156,6 +156,7 @@ impl<'c> Life<'c> {
             self.counts.operations += 1;
             self.arm();
             self.act()?;
+            self.watch_budget()?;
             self.use_pins()?;
             self.meddle()?;
             self.look_around()?;
@@ -478,6 +479,19 @@ impl<'c> Life<'c> {
     pub(crate) fn forget_lies(&mut self) {
         self.doomed = false;
         self.cut_in_commit = false;
+    }
+
+    /// After each operation, portions of commits among them: the store is within its budget.
+    fn watch_budget(&self) -> Step {
+        if self.medium.power_is_off() || self.is_poisoned() {
+            return Ok(());
+        }
+        match self.store().memory_in_use() {
+            Some((memory, most)) if memory.total() > most => {
+                Err(format!("{memory:?} is more than {most} bytes").into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// After each operation: the power may be gone, or the store refuse changes.

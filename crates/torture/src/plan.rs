@@ -138,6 +138,8 @@ pub(crate) enum Kind {
     Crowded,
     /// Few rows in small segments, all rewritten between two commits.
     Churn,
+    /// One dense table in an lsm with so many narrow rows that what finds them takes memory.
+    Narrow,
 }
 
 impl Kind {
@@ -240,6 +242,9 @@ impl Plan {
             11..=13 => Kind::Churn,
             _ => Kind::Mixed,
         };
+        // Of its own, too.
+        let of_memory = &mut Random::new(seed, 6);
+        let kind = if of_memory.chance(1, 10) { Kind::Narrow } else { kind };
         let churns = kind == Kind::Churn;
         let page_bits = *random.pick(&[0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 4]);
         let page_bytes = 512 << if churns { page_bits / 2 } else { page_bits };
@@ -271,11 +276,12 @@ impl Plan {
             memory_percent: match kind {
                 _ if !has(Habit::Tight) => None,
                 Kind::Crowded => Some(100),
+                Kind::Narrow => Some(*of_memory.pick(&[110, 130, 150, 200])),
                 _ => memory_percent,
             },
             max_held_bytes: max_held_bytes.filter(|_| has(Habit::Bounds)),
-            max_disk_bytes: max_disk_bytes.filter(|_| has(Habit::Bounds)),
-            capacity: capacity.filter(|_| has(Habit::Bounds)),
+            max_disk_bytes: max_disk_bytes.filter(|_| has(Habit::Bounds) && kind != Kind::Narrow),
+            capacity: capacity.filter(|_| has(Habit::Bounds) && kind != Kind::Narrow),
             tables: tables.into_iter().take(limits.tables).collect(),
             keep: 1 + random.below(KEEP_MAX) as usize,
             policy: *random.pick(&[PolicyKind::Lru, PolicyKind::Lfu]),
@@ -298,6 +304,7 @@ impl Plan {
                 Kind::Growth => 500,
                 Kind::Churn => 150,
                 Kind::Crowded => 8,
+                Kind::Narrow => 2000,
                 _ => *random.pick(&[8, 40, 120]),
             },
             pins: Random::new(seed, 5).chance(1, 2) && has(Habit::Pins),
@@ -308,6 +315,9 @@ impl Plan {
                 JOURNAL_BYTES_MIN,
             ]),
         };
+        if kind == Kind::Narrow {
+            plan.operations /= 4;
+        }
         if plan.max_disk_bytes.is_some() && random.chance(1, 2) {
             let enough = plan.roomy_bytes();
             plan.max_disk_bytes = Some(enough + random.below(enough / 8));
@@ -330,7 +340,7 @@ impl Plan {
             merge_reads: self.merge_reads,
             merge_picker: self.merge_picker,
             upkeep_scheduler: self.upkeep_scheduler,
-            top_share: self.top_share,
+            top_share: Some(self.top_share),
             filters: self.filters,
             journal_bytes_min: self.journal_bytes_min,
             seed: self.seed % 3,
@@ -408,7 +418,7 @@ fn rows_per_page(page_bytes: usize, layout: &RowLayout) -> usize {
 fn tables(seed: u64, kind: Kind, page_bytes: usize, count: usize) -> Vec<TablePlan> {
     let count = match kind {
         Kind::Growth | Kind::Churn => count.min(2),
-        Kind::Crowded => 1,
+        Kind::Crowded | Kind::Narrow => 1,
         _ => count,
     };
     (0..count).map(|i| table(seed, kind, page_bytes, i)).collect()
@@ -429,7 +439,8 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
     ];
     let grows = kind == Kind::Growth && i == 0;
     let mut optimizer = OptimizerSpec::new(*random.pick(&KINDS));
-    if grows {
+    let narrow = kind == Kind::Narrow;
+    if grows || narrow {
         optimizer = OptimizerSpec::new(OptimizerKind::Sgd);
     }
     if random.chance(1, 3) {
@@ -439,7 +450,8 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
         optimizer.initial_accumulator = 0.25;
     }
     let dtype = *random.pick(&[Dtype::Float32, Dtype::Float32, Dtype::Float16, Dtype::Bfloat16]);
-    let mut dim = if grows { 1 + random.below(3) } else { 1 + random.below(24) } as usize;
+    let dims = if grows || narrow { 3 } else { 24 };
+    let mut dim = 1 + random.below(dims) as usize;
     let layout = loop {
         let layout = RowLayout::new(dtype, dim, optimizer.state_words(dim));
         let layout = layout.expect("a row of a few values");
@@ -448,9 +460,10 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
         }
         dim -= 1;
     };
-    let dense = !grows && random.chance(1, 2);
+    let dense = narrow || !grows && random.chance(1, 2);
     let keys = match kind {
         Kind::Growth if grows => 2300 + random.below(700),
+        Kind::Narrow => 20_000 + random.below(10_000),
         // Often a segment's worth, so that a row comes back to the same place of another segment.
         Kind::Churn => {
             let segment = (rows_per_page(page_bytes, &layout) * PAGES_PER_SEGMENT) as u64;
@@ -479,8 +492,11 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
         optimizer,
         initializer,
     };
+    if narrow {
+        spec.storage = StorageKind::Lsm;
+    }
     // Few enough that an lsm does not store it by id.
-    if dense && spec.storage == StorageKind::Lsm && random.chance(1, 2) {
+    if dense && !narrow && spec.storage == StorageKind::Lsm && random.chance(1, 2) {
         spec.expected_rows = Some(keys / 4);
     }
     let late = if i > 0 && random.chance(1, 4) { 10 + random.below(60) } else { 0 };

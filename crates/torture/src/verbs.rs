@@ -46,7 +46,7 @@ impl Life<'_> {
         if self.plan.kind == Kind::Growth && self.random.chance(1, 2) {
             return self.grow_and_shrink();
         }
-        if self.plan.kind == Kind::Churn && self.random.chance(1, 6) {
+        if matches!(self.plan.kind, Kind::Churn | Kind::Narrow) && self.random.chance(1, 6) {
             return self.rewrite();
         }
         let commits = self.plan.kind == Kind::Commits;
@@ -185,15 +185,10 @@ impl Life<'_> {
                 return Err(format!("table_info of t{table}: {found:?}, not {expected:?}").into());
             }
         }
-        let stats = match self.store().stats() {
-            Ok(stats) => stats,
-            Err(error) => return self.refused("stats", &error, None),
-        };
-        if stats.memory.total() > stats.budget_bytes {
-            let memory = &stats.memory;
-            return Err(format!("{memory:?} is more than {} bytes", stats.budget_bytes).into());
+        match self.store().stats() {
+            Ok(_) => Ok(()),
+            Err(error) => self.refused("stats", &error, None),
         }
-        Ok(())
     }
 
     fn warm(&mut self) -> Step {

@@ -31,13 +31,15 @@ fn stores_hold_through_every_fault() {
 fn planted_bugs_are_found() {
     use embedrock_torture::planted::{Bug, catch};
     let _alone = ALONE.lock();
-    for bug in [
+    let bugs = [
         Bug::RecordSyncSkipped,
         Bug::ChecksumNotCompared,
         Bug::DeleteDeltaLost,
         Bug::RecordRefused,
         Bug::BucketNotChecked,
-    ] {
+        Bug::BudgetNotAsked,
+    ];
+    for bug in bugs {
         let caught = catch(bug, 1, &Limits::default());
         assert!(caught.is_good(), "{}: {:?}", bug.name(), caught.seeds);
     }

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from embedrock import _core
 from embedrock._arguments import (
-    between,
+    between_or_none,
     choice,
     flag,
     named_path,
@@ -46,7 +46,7 @@ def open(
     window_group: int = WINDOW_GROUP,
     merge_picker: Literal["score", "largest", "round_robin", "oldest"] = "score",
     upkeep_scheduler: Literal["off", "gate", "share"] = "off",
-    top_share: float = 0.1,
+    top_share: float | None = None,
     filters: bool = False,
     keep: int = 2,
     seed: int = 0,
@@ -104,10 +104,11 @@ def open(
             the time of a step. ``"share"``: for a fifth of the time at most. Where room or reads
             would suffer they go on in any case.
         top_share: The share of all rows that the top of an lsm has before merges are due, 0.01 to
-            0.5. More of it means fewer bytes written, and more memory for its index.
-        filters: Whether merges write filters of growing tables with ``storage="lsm"``: a key that
-            was never written then hardly ever costs a page read, for 0.6 to 0.9 bytes of memory
-            per row.
+            0.5. More of it means fewer bytes written, and more memory for its index. Commits store
+            it. None: what the commit has that is opened, 0.1 in a new store.
+        filters: Whether merges write filters of tables with ``storage="lsm"``: a key that was never
+            written then hardly ever costs a page read, for 0.6 to 0.9 bytes of memory per row of a
+            growing table, and up to 0.4 per id of a dense one.
         keep: How many commits stay, at least 1.
         seed: Seed of initial rows, fixed when the store is created.
         create: Whether to create a store where there is none.
@@ -148,7 +149,7 @@ def open(
         "window_group": whole("window_group", window_group, 1),
         "merge_picker": choice("merge_picker", merge_picker, MERGE_PICKERS),
         "upkeep_scheduler": choice("upkeep_scheduler", upkeep_scheduler, UPKEEP_SCHEDULERS),
-        "top_share": between("top_share", top_share, 0.01, 0.5),
+        "top_share": between_or_none("top_share", top_share, 0.01, 0.5),
         "filters": flag("filters", filters),
         "keep": whole("keep", keep, 1),
         "seed": whole("seed", seed, 0),

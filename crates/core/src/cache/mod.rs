@@ -48,7 +48,7 @@ pub use next_use::BatchNumber;
 pub use policy::{Lfu, Lru, Policy, Uses, WAYS_MAX};
 pub use row::{Removed, Resident, RowMut, RowRef};
 pub use sets::BLOCK;
-pub use shrink::TakeWay;
+pub use shrink::{Leaving, TakeWay};
 
 use crate::error::Result;
 use arrivals::Arrivals;
@@ -133,6 +133,8 @@ pub struct Cache {
     ways: AtomicUsize,
     /// Guards the taking of ways; taken before set locks.
     shrinking: Mutex<Shrinking>,
+    /// Steps of shrinking so far.
+    moves: AtomicU64,
     arrivals: Arrivals,
 }
 
@@ -170,6 +172,7 @@ impl Cache {
             held: Held::default(),
             ways: AtomicUsize::new(shape.ways),
             shrinking: Mutex::new(Shrinking::new(shape.ways)),
+            moves: AtomicU64::new(0),
             arrivals: Arrivals::default(),
         })
     }

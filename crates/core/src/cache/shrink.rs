@@ -5,6 +5,7 @@
 //! threads go on using the cache meanwhile: a set is changed under its lock, and the memory is
 //! released when the last set has stopped using it.
 
+use super::policy::Policy;
 use super::sets::LockedSet;
 use super::{Cache, RowRef, WAYS_MIN};
 use std::sync::atomic::Ordering;
@@ -31,8 +32,20 @@ pub enum TakeWay {
     More,
     /// The way is gone and this many bytes are back with the system.
     Released(u64),
+    /// The next set has rows alone that may not leave: nothing was done in it.
+    Blocked,
     /// The cache is as small as it may get; nothing was done.
     Floor,
+}
+
+/// Which rows may leave a cache that shrinks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaving {
+    /// All.
+    Any,
+    /// Those that equal their stored copy, and those that a capture has marked: there is nowhere
+    /// that others could wait.
+    CleanOrCaptured,
 }
 
 impl Cache {
@@ -40,7 +53,7 @@ impl Cache {
     /// rows; the others go through `victim`, under their set's lock.
     pub fn take_way(&self, mut victim: impl FnMut(RowRef<'_>)) -> TakeWay {
         loop {
-            match self.take_way_step(u32::MAX, &mut victim) {
+            match self.take_way_step(u32::MAX, Leaving::Any, &mut victim) {
                 TakeWay::More => {}
                 done => return done,
             }
@@ -48,8 +61,14 @@ impl Cache {
     }
 
     /// One step of [`take_way`](Self::take_way): at most `sets` sets give up a row, so that the
-    /// caller can make room for victims between the steps.
-    pub fn take_way_step(&self, sets: u32, mut victim: impl FnMut(RowRef<'_>)) -> TakeWay {
+    /// caller can make room for victims between the steps. Rows change places, captured ones among
+    /// them: [`moves`](Self::moves) says so.
+    pub fn take_way_step(
+        &self,
+        sets: u32,
+        leaving: Leaving,
+        mut victim: impl FnMut(RowRef<'_>),
+    ) -> TakeWay {
         let mut shrinking = self.shrinking.lock();
         let ways = self.ways.load(Ordering::Relaxed);
         if ways <= shrinking.floor {
@@ -57,8 +76,12 @@ impl Cache {
         }
         let last = ways - 1;
         let end = shrinking.next.saturating_add(sets).min(self.sets());
+        self.moves.fetch_add(1, Ordering::Relaxed);
         while shrinking.next < end {
-            self.take_from(&mut self.sets.lock(shrinking.next), last, &mut victim);
+            let set = &mut self.sets.lock(shrinking.next);
+            if !self.take_from(set, last, leaving, &mut victim) {
+                return TakeWay::Blocked;
+            }
             shrinking.next += 1;
         }
         if end < self.sets() {
@@ -70,13 +93,26 @@ impl Cache {
         TakeWay::Released(self.sets.way_bytes() as u64)
     }
 
-    fn take_from(&self, set: &mut LockedSet<'_>, last: usize, victim: &mut impl FnMut(RowRef<'_>)) {
+    /// Grows with every step that may have moved rows to other slots. Who goes by slots looks at it
+    /// while nobody shrinks the cache.
+    pub fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Relaxed)
+    }
+
+    /// False where no row of the set may leave.
+    fn take_from(
+        &self,
+        set: &mut LockedSet<'_>,
+        last: usize,
+        leaving: Leaving,
+        victim: &mut impl FnMut(RowRef<'_>),
+    ) -> bool {
         self.settle(set);
         let valid = set.valid();
         if valid >> last & 1 == 1 {
             let empty = !valid & ((1 << last) - 1);
             let to = if empty == 0 {
-                let way = self.victim(set, 0, None).expect("a full set has a victim");
+                let Some(way) = self.who_leaves(set, leaving) else { return false };
                 victim(self.row_ref(set, way));
                 self.vacate(set, way);
                 way
@@ -84,7 +120,10 @@ impl Cache {
                 empty.trailing_zeros() as usize
             };
             if to != last {
+                let captured = set.captured();
+                let moved = (captured >> last & 1) << to;
                 set.move_row(last, to);
+                set.set_captured(captured & !(1 << last | 1 << to) | moved);
                 set.uses_mut().moved(last, to);
                 if let Some(uses) = self.next_uses.get() {
                     uses.moved(set.index(), last, to);
@@ -92,6 +131,21 @@ impl Cache {
             }
         }
         set.limit(last);
+        true
+    }
+
+    /// The least valuable row of a full set of those that may leave.
+    fn who_leaves(&self, set: &mut LockedSet<'_>, leaving: Leaving) -> Option<usize> {
+        let may_leave = match leaving {
+            Leaving::Any => u32::MAX,
+            Leaving::CleanOrCaptured => !set.dirty() | set.captured(),
+        };
+        let way = self.victim(set, 0, None).expect("a full set has a victim");
+        if may_leave >> way & 1 == 1 {
+            return Some(way);
+        }
+        let others = set.usable_mask() & may_leave;
+        (others != 0).then(|| self.policy.victim(set.uses_mut(), others, 0))
     }
 
     /// Grows the cache again by one way of all sets that was taken before, which is empty. Returns
@@ -105,6 +159,11 @@ impl Cache {
         self.sets.extend(ways);
         self.ways.store(ways, Ordering::Relaxed);
         Some(self.way_bytes())
+    }
+
+    /// Whether it has fewer ways than it was made with.
+    pub fn is_shrunk(&self) -> bool {
+        self.ways() < self.sets.ways()
     }
 
     /// Bytes of one way of all sets.

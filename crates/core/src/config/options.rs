@@ -245,7 +245,7 @@ pub struct Merging {
     pub picker: MergePicker,
     /// The share of all rows that the top has before merges are due.
     pub top_share: f64,
-    /// Whether what merges write of growing tables has filters.
+    /// Whether what merges write has filters.
     pub filters: bool,
 }
 
@@ -296,10 +296,12 @@ pub struct StoreOptions {
     pub merge_picker: MergePicker,
     /// When steps of merges and units of cleaning run.
     pub upkeep_scheduler: UpkeepScheduler,
-    /// The share of all rows that the top of an lsm has before merges are due, 0.01 to 0.5.
-    pub top_share: f64,
-    /// Whether merges of an lsm write filters of growing tables, which take 0.6 to 0.9 bytes of
-    /// memory per row: a key that was never written then hardly ever costs a page read.
+    /// The share of all rows that the top of an lsm has before merges are due, 0.01 to 0.5. Commits
+    /// store it; `None` takes what the commit has that is opened, and 0.1 without one.
+    pub top_share: Option<f64>,
+    /// Whether merges of an lsm write filters, which take 0.6 to 0.9 bytes of memory per row of a
+    /// growing table and up to 0.4 per id of a dense one: a key that was never written then hardly
+    /// ever costs a page read.
     pub filters: bool,
     /// A journal file is replaced once the changes and commits in it are as long as the indexes, at
     /// least this.
@@ -341,7 +343,7 @@ impl StoreOptions {
             window_group: 256,
             merge_picker: MergePicker::Score,
             upkeep_scheduler: UpkeepScheduler::Off,
-            top_share: TOP_SHARE,
+            top_share: None,
             filters: false,
             journal_bytes_min: JOURNAL_BYTES_MIN,
             keep: 2,
@@ -357,7 +359,13 @@ impl StoreOptions {
 
     /// What an lsm is told of merges.
     pub fn merging(&self) -> Merging {
-        Merging { picker: self.merge_picker, top_share: self.top_share, filters: self.filters }
+        let top_share = self.top_share.unwrap_or(TOP_SHARE);
+        Merging { picker: self.merge_picker, top_share, filters: self.filters }
+    }
+
+    /// Takes over what a commit has stored, where nothing else was asked for.
+    pub(crate) fn with_stored(&self, top_share: Option<f64>) -> Self {
+        Self { top_share: self.top_share.or(top_share), ..self.clone() }
     }
 
     /// Refuses what no store works with.
@@ -369,9 +377,9 @@ impl StoreOptions {
             bail!(Misuse, "keep is 0, expected at least 1 commit to keep");
         }
         // NaN lies in no range.
-        if !TOP_SHARES.contains(&self.top_share) {
+        if let Some(share) = self.top_share.filter(|share| !TOP_SHARES.contains(share)) {
             let (least, most) = TOP_SHARES.into_inner();
-            bail!(Misuse, "top_share is {}, expected {least} to {most}", self.top_share);
+            bail!(Misuse, "top_share is {share}, expected {least} to {most}");
         }
         Ok(())
     }
@@ -412,7 +420,8 @@ mod tests {
         assert!(error.message().contains("\"newest\"") && error.message().contains("\"oldest\""));
         let error = "on".parse::<UpkeepScheduler>().unwrap_err();
         assert!(error.message().contains("\"on\"") && error.message().contains("\"gate\""));
-        let share = |top_share| StoreOptions { top_share, ..StoreOptions::new(Memory::Bytes(1)) };
+        let share =
+            |share| StoreOptions { top_share: Some(share), ..StoreOptions::new(Memory::Bytes(1)) };
         for top_share in [0.01, 0.1, 0.5] {
             share(top_share).validate().unwrap();
         }

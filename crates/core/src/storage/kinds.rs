@@ -19,13 +19,19 @@ const LSM_BYTES_PER_TOP_KEY_TWICE: u64 = 17;
 /// What the index of the top grows by beside that for rows that come together: its parts grow by an
 /// eighth each, which is 2 KiB at most, and some happen to do so at once.
 const LSM_INDEX_STEPS_BYTES: u64 = 16 << 10;
+/// Parts of an index have so many ids. Each grows by one part in so many of what it has, and by so
+/// much at least.
+const LSM_INDEX_PART_IDS: u64 = 4096;
+const LSM_INDEX_STEP_PART: u64 = 8;
+const LSM_INDEX_STEP_BYTES_MIN: u64 = 32;
 /// Rows of the top by its share, at most: more come while a merge is under way.
 const LSM_TOP_MOST: f64 = 1.125;
 /// Memory of the bottom of an lsm for a table: with few rows, and rows for each byte more.
 const LSM_BYTES_BELOW: u64 = 4096;
 const LSM_ROWS_PER_BYTE_BELOW: u64 = 8;
-/// Bits of a row in a filter, at most on average.
+/// Bits of a row of a growing table in a filter, at most on average, and of an id of a dense one.
 const LSM_FILTER_BITS: u64 = 7;
+const LSM_FILTER_BITS_PER_ID: u64 = 3;
 /// Bytes of a row in the index of frozen pages, twice, a tenth as many replicas among them: of a
 /// dense table, of a growing one.
 const PAGES_BYTES_PER_ID_TWICE: u64 = 11;
@@ -141,10 +147,15 @@ pub fn index_memory(
         (StorageKind::Log, Some(ids)) => {
             IndexMemory { now: DenseIndex::memory_for(ids), growth: 0 }
         }
-        (StorageKind::Lsm, Some(ids)) => IndexMemory {
-            now: ids.saturating_mul(LSM_BYTES_PER_100_IDS) / 100,
-            growth: index_bytes(above(ids), LSM_BYTES_PER_TOP_ID_TWICE) + bytes_below(ids),
-        },
+        (StorageKind::Lsm, Some(ids)) => {
+            let bits = if merging.filters { LSM_FILTER_BITS_PER_ID } else { 0 };
+            let of_top = index_bytes(above(ids), LSM_BYTES_PER_TOP_ID_TWICE);
+            let filters = ids.saturating_mul(bits) / 8;
+            IndexMemory {
+                now: ids.saturating_mul(LSM_BYTES_PER_100_IDS) / 100,
+                growth: of_top + bytes_below(ids) + filters,
+            }
+        }
         (StorageKind::Log, None) => {
             let expected = expected.unwrap_or(0);
             let empty = SparseIndex::new(expected)?.memory_bytes() as u64;
@@ -202,13 +213,24 @@ fn index_bytes(rows: u64, bytes_per_row_twice: u64) -> u64 {
     rows.saturating_mul(bytes_per_row_twice) / 2
 }
 
-/// Bytes that the index may need for `rows` rows of dense tables that are written: none where it
-/// has all its memory from the begin.
-pub(super) fn bytes_for_dense_rows(kind: StorageKind, rows: u64) -> u64 {
-    match kind.has_bottom() && rows > 0 {
-        true => LSM_INDEX_STEPS_BYTES + index_bytes(rows, LSM_BYTES_PER_TOP_ID_TWICE),
-        false => 0,
+/// Bytes that the index of the newest rows may need for `rows` rows that are written, where it has
+/// `now` bytes: none where all memory is there from the begin, or made when keys come. `ids` are
+/// those of its tables; `None` where rows of growing ones are among them.
+pub(super) fn bytes_for_written_rows(
+    kind: StorageKind,
+    rows: u64,
+    now: u64,
+    ids: Option<u64>,
+) -> u64 {
+    if !kind.has_bottom() || rows == 0 {
+        return 0;
     }
+    let (each, parts) = match ids {
+        Some(ids) => (LSM_BYTES_PER_TOP_ID_TWICE, ids.div_ceil(LSM_INDEX_PART_IDS)),
+        None => (LSM_BYTES_PER_TOP_KEY_TWICE, u64::MAX),
+    };
+    let steps = now / LSM_INDEX_STEP_PART + rows.min(parts) * LSM_INDEX_STEP_BYTES_MIN;
+    index_bytes(rows, each) + steps.min(LSM_INDEX_STEPS_BYTES)
 }
 
 /// Journal bytes for `rows` rows, beside those that the log of the newest ones needs.

@@ -95,6 +95,13 @@ pub struct StorageMemory {
     pub buffer_bytes: u64,
 }
 
+impl StorageMemory {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.index_bytes + self.buffer_bytes
+    }
+}
+
 /// The end of a layout's part of a commit.
 pub struct Cut {
     /// The file that has to be synced for all of it to be durable.

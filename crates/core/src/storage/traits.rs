@@ -298,6 +298,10 @@ pub trait StorageUpkeep {
         false
     }
 
+    /// The newest rows take memory that nobody else can give: units are due for fewer of them than
+    /// usual, until the next commit.
+    fn press_units(&mut self) {}
+
     /// A step is about to be done: takes what rows have paid for it.
     fn pay_step(&mut self) {}
 
@@ -420,6 +424,12 @@ pub trait StorageBudget {
     /// dense table's has all its memory from the begin, as in a log unless it is packed.
     fn index_growth(&self, table: u16, expected: u64) -> u64;
 
+    /// That of several tables together, each with the rows that it is to have: what tables share
+    /// is looked at once.
+    fn index_growths(&self, tables: &mut dyn Iterator<Item = (u16, u64)>) -> u64 {
+        tables.map(|(table, expected)| self.index_growth(table, expected)).sum()
+    }
+
     /// Bytes that deletes of these keys leave in memory until upkeep has dropped their rows.
     fn bytes_for_deletes(&self, table: u16, keys: &[u64]) -> u64 {
         let _ = (table, keys);
@@ -429,6 +439,13 @@ pub trait StorageBudget {
     /// Deletes were refused for lack of memory: upkeep drops what those before have left, as soon
     /// as it can.
     fn drop_deleted_soon(&mut self) {}
+
+    /// Whether a row that is written now takes no memory: its key has its place in the index of
+    /// the newest rows.
+    fn is_above(&self, table: u16, key: u64) -> bool {
+        let _ = (table, key);
+        true
+    }
 
     /// How memory is spent.
     fn memory(&self) -> StorageMemory;

@@ -184,6 +184,12 @@ pub(super) struct Class {
     pub(super) reserved_rows: AtomicU64,
     /// Rows of its dense tables, for `Table::first`.
     pub(super) dense_rows: u64,
+    /// Whether a table of it grows.
+    pub(super) grows: bool,
+    /// Victims of a commit that were written since somebody asked for memory for such.
+    pub(super) unasked: AtomicU32,
+    /// Bytes of its storage, and those that it is sure to grow by, when somebody last looked.
+    pub(super) seen_bytes: AtomicU64,
     /// Page sizes that it could have had, of a class that was not found in the store.
     pub(super) choices: Vec<usize>,
 }
@@ -211,6 +217,9 @@ impl Class {
             phase: AtomicU8::new(ClassPhase::None as u8),
             reserved_rows: AtomicU64::new(0),
             dense_rows: 0,
+            grows: false,
+            unasked: AtomicU32::new(0),
+            seen_bytes: AtomicU64::new(0),
             choices: Vec::new(),
         }
     }
@@ -340,9 +349,15 @@ impl Class {
         self.tier().plan.storage.memory_for_new_keys(keys)
     }
 
-    /// Bytes that its storage may need to find `rows` rows of dense tables where they are written.
-    pub(super) fn memory_for_dense_rows(&self, rows: u64) -> u64 {
-        self.tier().plan.storage.memory_for_dense_rows(rows)
+    /// Bytes that its storage may need to find `rows` rows where they are written, beyond what
+    /// verbs have made room for.
+    pub(super) fn memory_for_written(&self, log: &dyn Storage, rows: u64) -> u64 {
+        let of = |tier: &Tier| {
+            let now = log.memory().index_bytes;
+            let ids = (!self.grows).then_some(self.dense_rows);
+            tier.plan.storage.memory_for_written(rows, now, ids)
+        };
+        self.tier.as_ref().map_or(0, of)
     }
 
     /// Journal bytes of what is to come: the changes of unwritten rows, and those that wait.
@@ -465,6 +480,7 @@ impl Engine {
             self.classes[class].dense_rows += rows;
             first
         });
+        self.classes[class].grows |= first.is_none();
         let mut table = Table::new(record, class, first)?;
         table.region = self.classes[class].log.get_mut().direct(table.id());
         if let Some(region) = &table.region {
@@ -573,10 +589,7 @@ impl Engine {
         let demand = |(i, class): (usize, &Class)| {
             let tables = || self.tables.iter().filter(move |t| t.class == i);
             let log = class.log.lock();
-            let growth = |table: &Table| {
-                let expected = table.record.rows_to_come();
-                expected.map_or(0, |rows| log.index_growth(table.id(), rows))
-            };
+            let expected = |table: &Table| Some((table.id(), table.record.rows_to_come()?));
             if class.is_direct {
                 // No row of it is in memory: two bits of each are.
                 let index_bytes = log.memory().index_bytes;
@@ -594,7 +607,7 @@ impl Engine {
                     .sum(),
                 sparse: tables().any(|t| t.first.is_none()),
                 index_bytes: log.memory().index_bytes,
-                index_growth: tables().map(growth).sum(),
+                index_growth: log.index_growths(&mut tables().filter_map(expected)),
                 ..ClassDemand::of(&class.record, &class.choices)
             }
         };
@@ -708,25 +721,63 @@ impl Engine {
         used
     }
 
+    /// Bytes of everything that counts against the budget, and of what indexes of other classes are
+    /// sure to grow by, for one who has a class in hand. Of a class that another thread has it is
+    /// told what was seen of it last.
+    pub(super) fn memory_with(&self, at: &Class, log: &dyn Storage) -> u64 {
+        let mut bytes = self.window_bytes.load(Ordering::Relaxed);
+        for (i, class) in self.classes.iter().enumerate() {
+            if let Some(tier) = &class.tier {
+                bytes += tier.cache.memory_bytes() + tier.plan.readers_bytes();
+            }
+            bytes += if std::ptr::eq(class, at) {
+                log.memory().total()
+            } else if let Some(log) = class.log.try_lock() {
+                let seen = log.memory().total() + self.sure_growth(i, &**log);
+                class.seen_bytes.store(seen, Ordering::Relaxed);
+                seen
+            } else {
+                class.seen_bytes.load(Ordering::Relaxed)
+            };
+        }
+        bytes
+    }
+
+    /// Bytes by which the index of a class is sure to grow, for which verbs have made room. Where
+    /// rows make an index grow when they are written, whoever writes them makes it.
+    fn sure_growth(&self, class: usize, log: &dyn Storage) -> u64 {
+        let of = &self.classes[class];
+        match of.record.storage.has_bottom() || of.tier.is_none() {
+            true => 0,
+            false => self.index_bytes_to_come_of(class, log),
+        }
+    }
+
     /// Bytes by which indexes will grow for new keys whose rows are in memory alone, and those of
     /// dense tables until they have all rows: a plan has left room for that, which nobody takes.
     /// Packed ones in a log grow as those of growing tables do.
     pub(super) fn index_bytes_to_come(&self) -> u64 {
-        self.tables
-            .iter()
-            .map(|table| {
-                let class = &self.classes[table.class];
-                let log = class.log.lock();
-                let rows = table.rows.load(Ordering::Relaxed);
-                if let Some(ids) = table.record.dense_ids() {
-                    let to_come = if table.record.packed { rows } else { ids };
-                    return log.index_growth(table.id(), to_come);
-                }
-                let new = rows.saturating_sub(log.rows_stored(table.id()));
-                // Layers may have stored more than the storage can tell.
-                class.memory_for_new_keys(new.min(class.unwritten_rows(&**log)))
-            })
-            .sum()
+        let of_class =
+            |(at, class): (usize, &Class)| self.index_bytes_to_come_of(at, &**class.log.lock());
+        self.classes.iter().enumerate().map(of_class).sum()
+    }
+
+    /// Those of one class, which the caller has in hand.
+    pub(super) fn index_bytes_to_come_of(&self, at: usize, log: &dyn Storage) -> u64 {
+        let class = &self.classes[at];
+        let tables = || self.tables.iter().filter(|table| table.class == at);
+        let rows = |table: &Table| table.rows.load(Ordering::Relaxed);
+        let of_ids = |table: &Table| {
+            let ids = table.record.dense_ids()?;
+            Some((table.id(), if table.record.packed { rows(table) } else { ids }))
+        };
+        let growing = tables().filter(|table| table.record.dense_ids().is_none());
+        let new_keys = growing.map(|table| {
+            let new = rows(table).saturating_sub(log.rows_stored(table.id()));
+            // Layers may have stored more than the storage can tell.
+            class.memory_for_new_keys(new.min(class.unwritten_rows(log)))
+        });
+        log.index_growths(&mut tables().filter_map(of_ids)) + new_keys.sum::<u64>()
     }
 }
 

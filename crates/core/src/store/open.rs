@@ -175,7 +175,9 @@ impl Store {
             Some(claim) => Target::Sequence(claim.sequence),
             None => Target::of(&options),
         };
-        let mut recovered = recover(&*medium, seed, options.merging(), &target)?;
+        let mut recovered = recover(&*medium, seed, &options, &target)?;
+        let stored = recovered.commits.last().and_then(|commit| commit.top_share);
+        let options = options.with_stored(stored);
         if !matches!(Target::of(&options), Target::Last) {
             refuse_earlier(&*medium, &path, &recovered)?;
         }

@@ -266,7 +266,7 @@ fn read_pinned(medium: &dyn Medium, seed: u64, pinned: &Pinned) -> Result<Commit
 pub(super) fn recover(
     medium: &dyn Medium,
     seed: u64,
-    merging: Merging,
+    options: &StoreOptions,
     target: &Target,
 ) -> Result<Recovered> {
     let mut look = Look::at(medium, seed)?;
@@ -275,7 +275,7 @@ pub(super) fn recover(
         Found::Kept(number) => number,
         Found::Pinned(pinned) => {
             let record = read_pinned(medium, seed, &pinned)?;
-            return recover_pinned(medium, seed, merging, &look.survey, record);
+            return recover_pinned(medium, seed, options, &look.survey, record);
         }
     };
     let commits = look.kept().filter(|c| c.info.sequence <= target).cloned().collect();
@@ -291,6 +291,8 @@ pub(super) fn recover(
         ..Default::default()
     };
     let Some(end) = recovered.commits.last().map(|c| c.place) else { return Ok(recovered) };
+    let stored = recovered.commits.last().and_then(|commit| commit.top_share);
+    let merging = options.with_stored(stored).merging();
     let Some(base) = whole.base else {
         bail!(Corrupt, "no journal file holds the whole index; restore from a copy");
     };
@@ -333,10 +335,11 @@ pub(super) fn recover_held(
 fn recover_pinned(
     medium: &dyn Medium,
     seed: u64,
-    merging: Merging,
+    options: &StoreOptions,
     survey: &Survey,
     record: CommitRecord,
 ) -> Result<Recovered> {
+    let merging = options.with_stored(record.top_share).merging();
     let (place, oldest) = (record.place, record.info.sequence);
     let recovered = Recovered {
         commits: vec![record],

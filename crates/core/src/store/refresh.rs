@@ -351,7 +351,7 @@ impl Inner {
     /// The next commit, of which the whole index is recovered.
     fn recovered(&self, next: &Next) -> Result<Made> {
         let target = Target::Sequence(next.commit.info.sequence);
-        let recovered = recover(&*self.medium, self.seed, self.options.merging(), &target)?;
+        let recovered = recover(&*self.medium, self.seed, &self.options, &target)?;
         if recovered.commits.last().is_none_or(|found| !found.is(&next.commit)) {
             return Err(next.gone());
         }

@@ -284,6 +284,14 @@ impl Store {
         }
     }
 
+    /// What the store takes of its memory, and the bytes that it may take. Reads and writes
+    /// nothing; `None` before memory is divided among the tables that there are.
+    pub fn memory_in_use(&self) -> Option<(MemoryUse, u64)> {
+        self.check_call().ok()?;
+        let engine = self.inner.engine.read_recursive();
+        engine.planned.then(|| (engine.memory(), engine.budget_bytes))
+    }
+
     /// Everything the store says of itself. *Blocking*: waits for verbs that write rows.
     pub fn stats(&self) -> Result<Stats> {
         let inner = &*self.inner;

@@ -294,7 +294,7 @@ impl Inner {
         let (Some(rows), Some(most)) = (spec.room(), self.options.max_disk_bytes) else {
             return Ok(());
         };
-        let (row_bytes, share) = (layout.row_bytes(), self.options.top_share);
+        let (row_bytes, share) = (layout.row_bytes(), self.options.merging().top_share);
         let needed = storage::disk_bytes_for(spec.storage, rows, row_bytes, share).own;
         let used = self.disk_bytes();
         if self.options.pmem_directory.is_none() && used.saturating_add(needed) > most {
@@ -321,7 +321,8 @@ impl Inner {
             return Ok(());
         }
         let bytes = |spec: &TableSpec, rows, row_bytes| {
-            storage::disk_bytes_for(spec.storage, rows, row_bytes, self.options.top_share)
+            let share = self.options.merging().top_share;
+            storage::disk_bytes_for(spec.storage, rows, row_bytes, share)
         };
         // What lies in a folder of regions takes no room here, and is reserved when it is made.
         if spec.storage.is_direct() && self.options.pmem_directory.is_some() {

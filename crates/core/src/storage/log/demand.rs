@@ -10,7 +10,7 @@ use crate::index::INDEX_BYTES_PER_KEY;
 use crate::io::{Buffers, Medium, pow2_below};
 use crate::storage::failures::FAILURES_BYTES;
 use crate::storage::kinds::{
-    bytes_for_dense_rows, change_bytes_beside, journal_bytes_beside, log_index_bytes,
+    bytes_for_written_rows, change_bytes_beside, journal_bytes_beside, log_index_bytes,
 };
 use crate::storage::{FlushBuffer, StorageBudget, StorageMemory, StorageWrite};
 
@@ -134,10 +134,10 @@ impl Share {
         keys * INDEX_BYTES_PER_KEY
     }
 
-    /// Bytes that the index may need for `rows` rows of dense tables that are written, beyond what
-    /// a plan has left for them.
-    pub fn memory_for_dense_rows(&self, rows: u64) -> u64 {
-        bytes_for_dense_rows(self.kind, rows)
+    /// Bytes that the index may need for `rows` rows that are written, where it has `now`, beyond
+    /// what verbs have made room for. `ids` are those of its tables; `None` where some grow.
+    pub fn memory_for_written(&self, rows: u64, now: u64, ids: Option<u64>) -> u64 {
+        bytes_for_written_rows(self.kind, rows, now, ids)
     }
 
     /// Journal bytes for `rows` rows, where as many wait as can, and as many deltas.

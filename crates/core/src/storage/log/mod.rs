@@ -34,8 +34,9 @@ pub use create::{ClassNeed, check_class, choose_segment, create, create_log};
 pub use demand::MERGE_PORTIONS;
 pub use file::{check_header, seed_of_file, write_header};
 pub use recovery::LogRecovery;
+pub(crate) use segments::SEGMENT_BYTES_MAX;
+use segments::SEGMENT_PAGES_MIN;
 pub use segments::Segments;
-use segments::{SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN};
 pub use take::{SlotsOf, TopReader};
 pub use writer::{OpenSegments, Stream, Writer};
 
@@ -305,27 +306,32 @@ impl ClassLog {
 
     /// Adds a table's index.
     pub fn add_table(&mut self, table: u16, index: TableIndex) {
-        self.tables.push((table, index));
+        let at = self.tables.partition_point(|(id, _)| *id < table);
+        self.tables.insert(at, (table, index));
+    }
+
+    /// Where the index of a table of this class is: they are in order of the tables.
+    fn position_of(&self, table: u16) -> usize {
+        let found = self.tables.binary_search_by_key(&table, |(id, _)| *id);
+        found.expect("the table belongs to this class")
     }
 
     /// The index of a table of this class.
     #[allow(clippy::should_implement_trait, reason = "found by table, not by position")]
     pub fn index(&self, table: u16) -> &TableIndex {
-        let found = self.tables.iter().find(|(id, _)| *id == table);
-        &found.expect("the table belongs to this class").1
+        &self.tables[self.position_of(table)].1
     }
 
     /// The index of a table of this class, to change it.
     #[allow(clippy::should_implement_trait, reason = "found by table, not by position")]
     pub fn index_mut(&mut self, table: u16) -> &mut TableIndex {
-        let found = self.tables.iter_mut().find(|(id, _)| *id == table);
-        &mut found.expect("the table belongs to this class").1
+        let at = self.position_of(table);
+        &mut self.tables[at].1
     }
 
     /// Takes out the index of a table of this class.
     pub fn take_index(&mut self, table: u16) -> TableIndex {
-        let at = self.tables.iter().position(|(id, _)| *id == table);
-        self.tables.swap_remove(at.expect("the table belongs to this class")).1
+        self.tables.remove(self.position_of(table)).1
     }
 
     /// All tables' indexes.

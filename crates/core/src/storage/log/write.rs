@@ -193,8 +193,8 @@ impl ClassLog {
 
     /// Splits one partition of a growing table's index, and writes down that it did.
     fn split(&mut self, table: u16) -> Result<()> {
-        let at = self.tables.iter().position(|(id, _)| *id == table);
-        let (_, index) = &mut self.tables[at.expect("the table belongs to this class")];
+        let at = self.position_of(table);
+        let (_, index) = &mut self.tables[at];
         let TableIndex::Sparse(index, salt) = index else { return Ok(()) };
         let (layout, file, writer, salt) =
             (&self.pages.layout, &self.pages.file, &self.writer, *salt);

@@ -12,13 +12,16 @@ use super::pick::{Costs, Expected, pick, with_neighbour};
 use super::unit::{GivenOut, MergeUnit, Planned};
 use crate::error::{ErrorKind, Result};
 use crate::storage::StorageRead;
-use crate::storage::log::MERGE_PORTIONS;
+use crate::storage::log::{MERGE_PORTIONS, SEGMENT_BYTES_MAX};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Segments of rows that the top may have in any case.
 const TOP_SEGMENTS_MIN: u64 = 2;
+/// Where memory is short the top has one part in so many of its share. With less of it partitions
+/// would be written again for few rows.
+const PRESSED_PART: u64 = 2;
 /// Segments of the top in a partition.
 const SEGMENTS_PER_PARTITION: u64 = 8;
 /// A merge takes at most one row out of the top for so many bytes of a portion.
@@ -147,7 +150,7 @@ impl Lsm {
         let version = self.bottom.snapshot().version();
         if let Err(error) = plan.check_room(version) {
             self.refuse_if_full(&error);
-            return Err(error);
+            return Err(error.followed_by(self.way_to_larger_partitions()));
         }
         let unit = GivenOut {
             range: plan.range,
@@ -167,6 +170,29 @@ impl Lsm {
         let medium = Arc::clone(&self.medium);
         let room = self.room.lend();
         Ok(Some(MergeUnit::new(Planned { medium, plan, newest, room })))
+    }
+
+    /// What makes partitions larger: whichever of three settings keeps them small.
+    fn way_to_larger_partitions(&self) -> String {
+        let (bytes, segment) = (self.partition_bytes(), self.facts.segment_bytes);
+        let of_segments = SEGMENTS_PER_PARTITION * segment;
+        let of_bound = self.upkeep.most_disk_bytes.map_or(u64::MAX, |most| most / BOUND_PARTS);
+        let way = if bytes >= of_bound {
+            "raise max_disk_bytes, of which one takes a small part".to_owned()
+        } else if bytes >= of_segments {
+            format!(
+                "they are {SEGMENTS_PER_PARTITION} segments of {segment} bytes: copy the store to \
+                 one with segment_bytes={SEGMENT_BYTES_MAX}, or keep fewer rows in its lsm tables"
+            )
+        } else {
+            let share = self.facts.merging.top_share;
+            format!(
+                "a merge has memory for {} rows of its newest: open with more memory=, or with a \
+                 top_share= below {share}",
+                self.slots_per_merge()
+            )
+        };
+        format!("partitions have at most {bytes} bytes; {way}")
     }
 
     fn refuse_nothing(&mut self) {
@@ -363,7 +389,10 @@ impl Lsm {
     pub(super) fn most_above(&self) -> u64 {
         let all = self.rows_above() + self.bottom.snapshot().version().rows();
         let most = (all as f64 * self.facts.merging.top_share) as u64;
-        most.max(TOP_SEGMENTS_MIN * self.top.rows_per_segment())
+        match self.upkeep.is_pressed {
+            true => most / PRESSED_PART,
+            false => most.max(TOP_SEGMENTS_MIN * self.top.rows_per_segment()),
+        }
     }
 
     /// Merges are numbered from 1 on.

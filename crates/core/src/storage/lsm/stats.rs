@@ -50,15 +50,23 @@ impl StorageBudget for Lsm {
     }
 
     fn index_growth(&self, table: u16, expected: u64) -> u64 {
+        self.index_growths(&mut std::iter::once((table, expected)))
+    }
+
+    fn index_growths(&self, tables: &mut dyn Iterator<Item = (u16, u64)>) -> u64 {
         if self.bottom.snapshot().frozen().is_some() {
             // It is as large as it will be: the next freeze makes room for its own.
             return 0;
         }
         // What is not a table's alone is a part of what was said of it before it was made.
-        let now = self.top.index_bytes_of(table) + self.bytes_beside_index(table);
-        let ids = self.is_dense(table).then_some(expected);
-        let most = index_memory(self.facts.kind, ids, Some(expected), self.facts.merging);
-        most.map_or(0, |most| (most.now + most.growth).saturating_sub(now))
+        let shared = self.shared_index();
+        let growth = |(table, expected): (u16, u64)| {
+            let now = self.top.index_bytes_of(table) + self.bytes_beside_index(table, shared);
+            let ids = self.is_dense(table).then_some(expected);
+            let most = index_memory(self.facts.kind, ids, Some(expected), self.facts.merging);
+            most.map_or(0, |most| (most.now + most.growth).saturating_sub(now))
+        };
+        tables.map(growth).sum()
     }
 
     fn bytes_for_deletes(&self, table: u16, keys: &[u64]) -> u64 {
@@ -71,6 +79,10 @@ impl StorageBudget for Lsm {
         if !self.tombstones.is_empty() {
             self.upkeep.drop_tombstones_soon();
         }
+    }
+
+    fn is_above(&self, table: u16, key: u64) -> bool {
+        self.top.has_copy(table, key, None)
     }
 
     fn memory(&self) -> StorageMemory {
@@ -92,17 +104,28 @@ impl Lsm {
         (partitions + self.tombstones.memory_bytes()) as u64
     }
 
-    /// What a table takes of index bytes beside its index in the top: those of segments and fences,
-    /// in proportion to its rows in the bottom. Room for tombstones is made when they come.
-    fn bytes_beside_index(&self, table: u16) -> u64 {
-        let tables = || self.bottom.orders().tables();
-        let indexes: u64 = tables().map(|table| self.top.index_bytes_of(table)).sum();
+    /// Index bytes that are no table's alone: those of segments and fences. Room for tombstones is
+    /// made when they come.
+    fn shared_index(&self) -> Shared {
+        let indexes = self.top.table_bytes();
         let tombstones = self.tombstones.memory_bytes() as u64;
-        let beside = self.memory().index_bytes.saturating_sub(indexes + tombstones);
-        let snapshot = self.bottom.snapshot();
+        let bytes = self.memory().index_bytes.saturating_sub(indexes + tombstones);
         // Each table counts as one row more, so that those without rows have a part.
-        let all = u128::from(snapshot.version().rows()) + tables().count() as u128;
-        let rows = u128::from(snapshot.rows_of(table)) + 1;
-        (u128::from(beside) * rows).div_ceil(all) as u64
+        let tables = self.bottom.orders().table_count() as u128;
+        let rows = u128::from(self.bottom.snapshot().version().rows()) + tables;
+        Shared { bytes, rows }
     }
+
+    /// What a table takes of them, in proportion to its rows in the bottom.
+    fn bytes_beside_index(&self, table: u16, shared: Shared) -> u64 {
+        let rows = u128::from(self.bottom.snapshot().rows_of(table)) + 1;
+        (u128::from(shared.bytes) * rows).div_ceil(shared.rows) as u64
+    }
+}
+
+/// Index bytes that tables share, and their rows.
+#[derive(Clone, Copy)]
+struct Shared {
+    bytes: u64,
+    rows: u128,
 }

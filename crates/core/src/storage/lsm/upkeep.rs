@@ -67,6 +67,8 @@ pub(super) struct Upkeep {
     pub(super) wanted_bytes: u64,
     /// What a disk bound allows this class.
     pub(super) most_disk_bytes: Option<u64>,
+    /// The newest rows take memory that nobody else can give: until a commit they may be fewer.
+    pub(super) is_pressed: bool,
 }
 
 impl Upkeep {
@@ -151,6 +153,7 @@ impl StorageUpkeep for Lsm {
             None => 0,
         };
         self.upkeep.for_room_before = std::mem::take(&mut self.upkeep.for_room);
+        self.upkeep.is_pressed = false;
         // Files may go now, and with them the reason.
         self.upkeep.refused = None;
         self.top.drop_commits_before(released, oldest_kept);
@@ -216,6 +219,10 @@ impl StorageUpkeep for Lsm {
     fn owes_steps(&self) -> bool {
         let is_paid = self.upkeep.credit >= self.upkeep.portion_bytes() as u64;
         self.upkeep.given_out.is_some() && (is_paid || self.hurries())
+    }
+
+    fn press_units(&mut self) {
+        self.upkeep.is_pressed = true;
     }
 
     fn pay_step(&mut self) {

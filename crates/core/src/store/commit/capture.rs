@@ -29,8 +29,10 @@ const CLEANED_PER_REFUSED_ROW: u64 = 4;
 const PORTION_ROWS: usize = 256;
 /// How long the commit's thread waits for a class before it looks whether a verb has closed it.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
-/// Rows that are sorted at once, at least.
-const SORT_ROWS_MIN: usize = 1 << 16;
+/// Rows that are sorted at once: as many as take one part in so many of the budget, and at least.
+const SORT_PART: usize = 64;
+const SORT_ROW_BYTES: usize = size_of::<(u32, u32)>();
+const SORT_ROWS_MIN: usize = 1 << 12;
 
 /// The captured rows of a class in the order in which they are to be written: those dirty for
 /// longest first.
@@ -41,15 +43,17 @@ pub(super) struct Portions {
     /// Age and slot of the rows of the range at hand.
     rows: Vec<(u32, u32)>,
     given: usize,
+    /// Steps of shrinking of the cache when slots were looked up: later ones move rows.
+    moves: u64,
 }
 
 impl Portions {
     fn new(engine: &Engine, class: &Class, cache: &Cache) -> Self {
         let now = class.now();
-        let most = SORT_ROWS_MIN.max(engine.budget_bytes as usize / 64 / 8);
+        let most = SORT_ROWS_MIN.max(engine.budget_bytes as usize / SORT_PART / SORT_ROW_BYTES);
         let mut ranges = ranges(cache, now, most);
         ranges.reverse();
-        Self { now, ranges, rows: Vec::new(), given: 0 }
+        Self { now, ranges, rows: Vec::new(), given: 0, moves: cache.moves() }
     }
 
     /// At most `most` rows; `None` at the end.
@@ -113,6 +117,7 @@ impl Inner {
         class: &Class,
         portions: &mut Option<Portions>,
     ) -> Result<bool> {
+        let mut moves = None;
         let rows = class.tier.as_ref().and_then(|tier| {
             let new = || Portions::new(engine, class, &tier.cache);
             // Sorted rows are worth longer portions: more of them share a page.
@@ -121,7 +126,9 @@ impl Inner {
                 false => PORTION_ROWS,
             };
             let most = tier.plan.storage.parked_rows().min(most);
-            portions.get_or_insert_with(new).next(&tier.cache, most)
+            let portions = portions.get_or_insert_with(new);
+            moves = Some(portions.moves);
+            portions.next(&tier.cache, most)
         });
         // Never waits for a class that is closed: who holds it may wait for the record.
         let mut log = loop {
@@ -137,6 +144,15 @@ impl Inner {
         }
         // What a verb could not write of this commit is lost to it.
         self.check_unpoisoned()?;
+        let count = rows.map_or(0, <[_]>::len) as u64;
+        let room = self.make_room_to_write(engine, class, &mut **log, count);
+        self.poison_on_error(room)?;
+        // Without the class none of them moves.
+        if moves.is_some_and(|moves| moves != class.cache().moves()) {
+            // What is left is looked up anew.
+            *portions = None;
+            return Ok(false);
+        }
         let written = self.medium.check_lock().and_then(|()| match rows {
             Some(rows) => self.write_slots(engine, class, &mut **log, rows),
             None => self.close_epoch(engine, class, &mut **log),
@@ -172,10 +188,15 @@ impl Inner {
     ) -> Result<()> {
         let Some(tier) = &class.tier else { return Ok(()) };
         let mut portions = Portions::new(engine, class, &tier.cache);
-        while let Some(rows) = portions.next(&tier.cache, tier.plan.storage.parked_rows()) {
+        let most = tier.plan.storage.parked_rows();
+        loop {
+            self.make_room_to_write(engine, class, log, most as u64)?;
+            if portions.moves != tier.cache.moves() {
+                portions = Portions::new(engine, class, &tier.cache);
+            }
+            let Some(rows) = portions.next(&tier.cache, most) else { return Ok(()) };
             self.write_slots(engine, class, log, rows)?;
         }
-        Ok(())
     }
 
     /// Writes those of the rows in these slots that are still captured.
@@ -223,7 +244,9 @@ impl Inner {
                 }
                 let mut log = class.lock(&self.metrics);
                 // Poisoned before the lock is released, or the commit would be recorded without.
-                let written = self.write_keys(engine, class, &mut **log, table, keys);
+                let written = self
+                    .make_room_to_write(engine, class, &mut **log, keys.len() as u64)
+                    .and_then(|()| self.write_keys(engine, class, &mut **log, table, keys));
                 self.poison_on_error(written)?;
             }
         }

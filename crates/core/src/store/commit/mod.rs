@@ -33,7 +33,7 @@ use super::files::state;
 use super::files::state::{STATE_BYTES_KEPT_FREE, StateRef};
 use super::journal::{CommitRecord, JOURNAL_BYTES_PER_COMMIT, RecordKind, TableCounters};
 use super::{Inner, Store};
-use crate::config::CommitInfo;
+use crate::config::{CommitInfo, StorageKind};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::blocks_of;
 use crate::planted::{self, Bug};
@@ -343,6 +343,7 @@ impl Inner {
                 classes: std::mem::take(&mut made.classes),
                 oldest_kept: made.oldest_kept,
                 gone_back: false,
+                top_share: self.share_to_store(engine),
                 place: (0, 0),
                 checksum: 0,
             };
@@ -413,6 +414,12 @@ impl Inner {
         Ok(Made { info, oldest_kept, needed })
     }
 
+    /// The share of the newest rows that a commit remembers, where there is an lsm.
+    fn share_to_store(&self, engine: &Engine) -> Option<f64> {
+        let has_lsm = engine.classes.iter().any(|class| class.record.storage == StorageKind::Lsm);
+        has_lsm.then(|| self.options.merging().top_share)
+    }
+
     /// Lets go of what neither kept commits nor readers need, and goes on with upkeep. The caller
     /// holds no class.
     fn release(&self, engine: &Engine, made: &Made) -> Result<()> {
@@ -433,6 +440,7 @@ impl Inner {
         // What fails here has poisoned the store, which the next change tells: whoever committed
         // is told of the commit.
         let _ = self.upkeep(engine);
+        self.return_cache_room(engine);
         Ok(())
     }
 

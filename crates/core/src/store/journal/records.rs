@@ -165,6 +165,9 @@ pub(crate) struct CommitRecord {
     /// is given up.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) gone_back: bool,
+    /// The share of all rows that the newest ones may be, of a store with an lsm.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) top_share: Option<f64>,
     /// Journal file of this record, and its end there.
     #[serde(skip)]
     pub(crate) place: (u64, u64),

@@ -160,9 +160,14 @@ impl Inner {
             if !planted::is(Bug::BufferBeforeCommit) {
                 self.finish_captured(engine, class, log)?;
             }
+            let parked = log.parked() as u64;
+            self.make_room_to_write(engine, class, log, parked)?;
             let rows = log.flush(class.now())?;
             self.journal_changes_if_many(class, log)?;
-            self.clean_for(engine, class, log, rows)
+            self.clean_for(engine, class, log, rows)?;
+            // Now that there is a place for rows that leave: the next ones have less.
+            let next = log.room() as u64;
+            self.make_room_to_write(engine, class, log, next)
         })();
         self.poison_on_error(result)
     }

@@ -16,6 +16,7 @@
 //! where much is outdated, commits alone bring a full store back to work.
 
 mod flush;
+mod memory;
 mod reserve;
 mod schedule;
 mod upkeep;

@@ -1,20 +1,13 @@
-//! Room before use: disk for every row that may have to be written, memory for an index that grows.
+//! Room on disk before use, for every row that may have to be written.
 
-use crate::activation::{Branch, note};
-use crate::cache::TakeWay;
-use crate::config::StorageKind;
-use crate::error::{ErrorKind, Result, bail};
-use crate::storage::{self, Storage};
+use crate::error::{ErrorKind, Result};
+use crate::storage::Storage;
 use crate::store::Inner;
 use crate::store::commit::Asker;
-use crate::store::engine::{Class, ClassPhase, Engine, Table, park};
+use crate::store::engine::{Class, ClassPhase, Engine};
 use crate::store::journal::JOURNAL_BYTES_PER_TABLE;
-use crate::store::memory::budget;
 use crate::store::verbs::rows::Keys;
 use std::sync::atomic::Ordering;
-
-/// Sets that give up a row between two looks at the room that it has to wait in.
-const SHRINK_SETS: u32 = 64;
 
 impl Inner {
     /// Makes sure that a batch that changes these rows cannot run out of disk, and that its new
@@ -151,152 +144,6 @@ impl Inner {
     pub(in crate::store) fn disk_bytes(&self) -> u64 {
         self.used_bytes(&self.history.lock())
     }
-
-    /// The newest rows of dense tables take from the cache where there are more than a plan has
-    /// left room for: merges were put off. What caches cannot give is left to merges.
-    fn make_top_room(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
-        let dense = keys.iter().filter(|batch| batch.table.first.is_some());
-        let growth: u64 = dense
-            .map(|batch| {
-                let class = &engine.classes[batch.table.class];
-                class.memory_for_dense_rows(batch.keys.len() as u64)
-            })
-            .sum();
-        let lacks = || engine.memory().total() + growth > engine.budget_bytes;
-        while growth > 0 && lacks() && self.shrink_largest(engine)? {}
-        Ok(())
-    }
-
-    /// A growing index takes from the cache, one way of all sets at a time.
-    fn make_index_room(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
-        let growth = memory_for(engine, keys, |batch| batch.keys.len() as u64);
-        if growth == 0 {
-            return Ok(());
-        }
-        loop {
-            let used = engine.memory().total() + engine.index_bytes_to_come();
-            if used + growth <= engine.budget_bytes {
-                return Ok(());
-            }
-            if self.shrink_largest(engine)? {
-                continue;
-            }
-            // Looking every key up is for the last moment.
-            let growth = memory_for(engine, keys, |batch| not_stored(engine, batch));
-            if growth == 0 || used + growth <= engine.budget_bytes {
-                return Ok(());
-            }
-            let enough = (used + used / 4 + growth).max(budget::enough(&engine.demands()) + growth);
-            let enough = engine.spell(&self.options, enough);
-            bail!(
-                Budget,
-                "the indexes of tables that grow take {} bytes, which leaves the cache at its \
-                 smallest and {used} bytes in use of memory={}; nothing was changed; reopen with \
-                 at least memory={enough}",
-                engine.memory().index_bytes,
-                engine.budget_bytes,
-            );
-        }
-    }
-
-    /// What deleted keys leave in memory takes from the cache, as a growing index does. `Budget`
-    /// comes before anything changed.
-    pub(in crate::store) fn make_delete_room(
-        &self,
-        engine: &Engine,
-        table: &Table,
-        keys: &[u64],
-    ) -> Result<()> {
-        let class = &engine.classes[table.class];
-        let growth = class.log.lock().bytes_for_deletes(table.id(), keys);
-        if growth == 0 {
-            return Ok(());
-        }
-        let caches = engine.classes.iter().map(Class::cache);
-        let giveable: u64 = caches.map(|cache| cache.giveable_bytes()).sum();
-        let used = engine.memory().total() + engine.index_bytes_to_come();
-        let used = used.saturating_sub(giveable);
-        // Caches are not emptied for deletes that would be refused all the same.
-        let fits = used + growth <= engine.budget_bytes;
-        if fits && self.make_window_room(engine, growth)? {
-            return Ok(());
-        }
-        class.log.lock().drop_deleted_soon();
-        let way_out = match table.record.spec.storage {
-            StorageKind::Pages => "freeze the store again, which drops the rows",
-            _ => "commit in between, which merges what was deleted",
-        };
-        let enough = (used + used / 4).max(budget::enough(&engine.demands())) + growth;
-        let enough = engine.spell(&self.options, enough);
-        bail!(
-            Budget,
-            "deletes of {} keys of table '{}' leave {growth} bytes in memory until the rows are \
-             dropped, beside {used} of memory={} that caches cannot give; nothing was deleted; \
-             delete fewer keys at once and {way_out}, or reopen with at least memory={enough}",
-            keys.len(),
-            table.record.spec.name,
-            engine.budget_bytes,
-        );
-    }
-
-    /// Makes sure that `growth` more bytes fit the budget; false when the caches cannot give them.
-    pub(in crate::store) fn make_window_room(&self, engine: &Engine, growth: u64) -> Result<bool> {
-        let used = || engine.memory().total() + engine.index_bytes_to_come();
-        while used() + growth > engine.budget_bytes {
-            if !self.shrink_largest(engine)? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Lets caches grow to what they had before others took of it, as far as the budget has room.
-    pub(in crate::store) fn return_cache_room(&self, engine: &Engine) {
-        loop {
-            let used = engine.memory().total() + engine.index_bytes_to_come();
-            let room = engine.budget_bytes.saturating_sub(used);
-            let mut fitting: Vec<&Class> =
-                engine.classes.iter().filter(|class| class.cache().way_bytes() <= room).collect();
-            // The one that was left fewest.
-            fitting.sort_by_key(|class| class.cache().ways());
-            if !fitting.iter().any(|class| class.cache().return_way().is_some()) {
-                return;
-            }
-        }
-    }
-
-    /// Takes one way from the cache that has most bytes; false when all are at their floor.
-    fn shrink_largest(&self, engine: &Engine) -> Result<bool> {
-        let mut classes: Vec<&Class> = engine.classes.iter().collect();
-        classes.sort_by_key(|class| std::cmp::Reverse(class.cache().memory_bytes()));
-        for class in classes {
-            let mut log = class.log.lock();
-            // Rows change places, and captured ones are looked for where they were.
-            self.poison_on_error(self.finish_captured(engine, class, &mut **log))?;
-            loop {
-                let short = log.room() < SHRINK_SETS.min(class.cache().sets()) as usize;
-                if short && log.parked() > 0 {
-                    self.flush_now(engine, class, &mut **log)?;
-                }
-                let sets = (log.room() as u32).min(SHRINK_SETS);
-                let mut evicted = 0;
-                let step = class.cache().take_way_step(sets, |victim| {
-                    evicted += 1;
-                    park(&mut **log, victim);
-                });
-                self.metrics.evicted.fetch_add(evicted, Ordering::Relaxed);
-                match step {
-                    TakeWay::More => {}
-                    TakeWay::Released(_) => {
-                        note(Branch::IndexTookWay);
-                        return Ok(true);
-                    }
-                    TakeWay::Floor => break,
-                }
-            }
-        }
-        Ok(false)
-    }
 }
 
 /// Keys that belong to a class, given by its index.
@@ -305,29 +152,4 @@ fn rows_of_class(keys: &[Keys<'_>], class: usize) -> u64 {
         .filter(|batch| batch.table.class == class)
         .map(|batch| batch.keys.len() as u64)
         .sum()
-}
-
-/// Bytes of memory for those keys that `count` says are new, of growing tables and of those whose
-/// index is packed.
-fn memory_for(engine: &Engine, keys: &[Keys<'_>], count: impl Fn(&Keys<'_>) -> u64) -> u64 {
-    let of_batch = |batch: &Keys<'_>| match batch.table.record.dense_ids() {
-        None => engine.classes[batch.table.class].memory_for_new_keys(count(batch)),
-        Some(ids) if batch.table.record.packed => {
-            let rows = batch.table.rows.load(Ordering::Relaxed);
-            storage::packed_growth(ids, rows, count(batch))
-        }
-        Some(_) => 0,
-    };
-    keys.iter().map(of_batch).sum()
-}
-
-/// Keys of a batch that are neither stored nor in memory: at least those that are new.
-fn not_stored(engine: &Engine, Keys { table, keys }: &Keys<'_>) -> u64 {
-    let class = &engine.classes[table.class];
-    let (log, cache) = (class.log.lock(), class.cache());
-    let is_new = |key: &&u64| {
-        log.contains(table.id(), **key) == Some(false)
-            && cache.peek(table.locate(cache, **key), table.id(), **key, |_| ()).is_none()
-    };
-    keys.iter().filter(is_new).count() as u64
 }

@@ -123,7 +123,7 @@ impl Inner {
         }
         let Some(mut under_way) = class.unit.try_lock() else { return Ok(Progress::Waits) };
         let done = self.go_on(engine, class, &mut under_way).or_else(|error| {
-            self.give_up(class, &mut under_way, error)?;
+            self.give_up(&mut **class.log.lock(), &mut under_way, error)?;
             Ok(Progress::Waits)
         });
         self.poison_on_error(done)
@@ -136,31 +136,80 @@ impl Inner {
         class: &Class,
         under_way: &mut UnitUnderWay,
     ) -> Result<Progress> {
+        if !matches!(under_way, UnitUnderWay::Running(_)) {
+            return self.begin_or_end(engine, class, &mut **class.lock(&self.metrics), under_way);
+        }
+        if !self.takes_step(class, under_way, Worker::Verb) {
+            return Ok(Progress::Waits);
+        }
+        self.step(under_way)?;
+        Ok(Progress::GoesOn)
+    }
+
+    /// Begins a unit that is due, or takes the outcome of one over: what needs the class.
+    fn begin_or_end(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &mut dyn Storage,
+        under_way: &mut UnitUnderWay,
+    ) -> Result<Progress> {
         match under_way {
             UnitUnderWay::None => {
-                let mut log = class.lock(&self.metrics);
-                if !log.may_begin_unit() || !self.admits(Work::Step, &**log) {
+                if !log.may_begin_unit() || !self.admits(Work::Step, log) {
                     return Ok(Progress::Waits);
                 }
-                let Some(unit) = self.begin_unit(&mut **log)? else {
+                let Some(unit) = self.begin_unit(log)? else {
                     return Ok(Progress::Waits);
                 };
                 *under_way = UnitUnderWay::Running(unit);
+                Ok(Progress::GoesOn)
             }
-            UnitUnderWay::Running(_) => {
-                if !self.takes_step(class, under_way, Worker::Verb) {
-                    return Ok(Progress::Waits);
-                }
-                self.step(under_way)?;
-            }
-            UnitUnderWay::Failed(..) => {
-                return under_way.take_error().map_or(Ok(Progress::Waits), Err);
-            }
+            UnitUnderWay::Running(_) => Ok(Progress::Waits),
+            UnitUnderWay::Failed(..) => under_way.take_error().map_or(Ok(Progress::Waits), Err),
             UnitUnderWay::Done(_) | UnitUnderWay::Installing => {
-                return self.take_over(engine, class, under_way);
+                self.take_over(engine, class, log, under_way)
             }
         }
-        Ok(Progress::GoesOn)
+    }
+
+    /// Does one part of the unit of a class that the caller has in hand, because the newest rows
+    /// take too much memory: paid for or not, and `admitted` or not. False where nothing is due, or
+    /// another thread is at it.
+    pub(in crate::store) fn merge_in_hand(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &mut dyn Storage,
+        only_admitted: bool,
+    ) -> Result<bool> {
+        if !class.has_units || !self.may_work() {
+            return Ok(false);
+        }
+        let Some(mut under_way) = class.unit.try_lock() else { return Ok(false) };
+        let is_idle = matches!(*under_way, UnitUnderWay::None);
+        if is_idle && !log.may_begin_unit() || only_admitted && !self.admits(Work::Step, log) {
+            return Ok(false);
+        }
+        let done = match &*under_way {
+            UnitUnderWay::Running(_) => {
+                log.pay_step();
+                self.step(&mut under_way).map(|()| Progress::GoesOn)
+            }
+            UnitUnderWay::None => self.begin_unit(log).map(|unit| match unit {
+                Some(unit) => {
+                    *under_way = UnitUnderWay::Running(unit);
+                    Progress::GoesOn
+                }
+                None => Progress::Waits,
+            }),
+            _ => self.begin_or_end(engine, class, log, &mut under_way),
+        };
+        let done = done.or_else(|error| {
+            self.give_up(log, &mut under_way, error)?;
+            Ok(Progress::Waits)
+        });
+        Ok(self.poison_on_error(done)? == Progress::GoesOn)
     }
 
     /// Whether a step is due that this thread is to do. What rows have paid for it is taken.
@@ -221,17 +270,16 @@ impl Inner {
         &self,
         engine: &Engine,
         class: &Class,
+        log: &mut dyn Storage,
         under_way: &mut UnitUnderWay,
     ) -> Result<Progress> {
-        let mut log = class.lock(&self.metrics);
-        if !self.reserve_to_clean(engine, class, &**log)? {
+        if !self.reserve_to_clean(engine, class, log)? {
             return Ok(Progress::Waits);
         }
         let residents = CacheOfClass { engine, class };
         *under_way = match under_way.take() {
             Some(unit) => {
-                let report =
-                    self.charge_difference(&mut **log, |log| log.install(unit, &residents))?;
+                let report = self.charge_difference(log, |log| log.install(unit, &residents))?;
                 self.metrics.cleaned_pages.fetch_add(report.pages, Ordering::Relaxed);
                 self.metrics.moved_rows.fetch_add(report.rows_moved, Ordering::Relaxed);
                 UnitUnderWay::Installing
@@ -242,7 +290,7 @@ impl Inner {
             },
         };
         // Changes that the journal has no room for are lost to it: that is no lack that may pass.
-        self.poison_on_error(self.journal_changes_if_many(class, &mut **log))?;
+        self.poison_on_error(self.journal_changes_if_many(class, log))?;
         Ok(Progress::GoesOn)
     }
 
@@ -257,13 +305,14 @@ impl Inner {
         let mut under_way = class.unit.lock();
         *under_way = UnitUnderWay::Done(unit);
         while !matches!(*under_way, UnitUnderWay::None) {
-            if self.take_over(engine, class, &mut under_way)? == Progress::Waits {
+            let mut log = class.lock(&self.metrics);
+            if self.take_over(engine, class, &mut **log, &mut under_way)? == Progress::Waits {
                 let error = Error::new(
                     ErrorKind::Full,
                     "there is no room for what a freeze changes; commit, or make room",
                 );
                 return match under_way.take() {
-                    Some(unit) => self.abandon(class, unit, Some(error)),
+                    Some(unit) => self.abandon(&mut **log, unit, Some(error)),
                     None => self.poison_on_error(Err(error)),
                 };
             }
@@ -273,17 +322,26 @@ impl Inner {
 
     /// Removes what a unit has written that met an error, if there is one. Without room it is left
     /// for later, and where its storage can do without it, too.
-    fn give_up(&self, class: &Class, under_way: &mut UnitUnderWay, error: Error) -> Result<()> {
+    fn give_up(
+        &self,
+        log: &mut dyn Storage,
+        under_way: &mut UnitUnderWay,
+        error: Error,
+    ) -> Result<()> {
         match (under_way.take(), error.kind()) {
-            (Some(unit), _) => self.abandon(class, unit, Some(error)),
+            (Some(unit), _) => self.abandon(log, unit, Some(error)),
             (None, ErrorKind::Full) => Ok(()),
             (None, _) => Err(error),
         }
     }
 
-    fn abandon(&self, class: &Class, unit: Box<dyn Unit>, because: Option<Error>) -> Result<()> {
-        let mut log = class.log.lock();
-        self.charge_difference(&mut **log, |log| log.abandon_unit(unit, because))
+    fn abandon(
+        &self,
+        log: &mut dyn Storage,
+        unit: Box<dyn Unit>,
+        because: Option<Error>,
+    ) -> Result<()> {
+        self.charge_difference(log, |log| log.abandon_unit(unit, because))
     }
 
     /// Ends all units, of a store that nobody uses any more; waits for a step that runs. A file
@@ -291,7 +349,7 @@ impl Inner {
     pub(in crate::store) fn abandon_units(&self, engine: &Engine) {
         for class in &engine.classes {
             if let Some(unit) = class.unit.lock().take() {
-                let _ = self.abandon(class, unit, None);
+                let _ = self.abandon(&mut **class.log.lock(), unit, None);
             }
         }
     }

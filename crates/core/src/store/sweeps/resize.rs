@@ -2,7 +2,7 @@
 //! store open.
 
 use super::copy::refuse_unfinished;
-use crate::config::{IoChoice, Merging};
+use crate::config::{IoChoice, Memory, StoreOptions};
 use crate::error::{Result, bail};
 use crate::io::{DirectoryMedium, Medium};
 use crate::row::RowLayout;
@@ -59,7 +59,7 @@ pub fn resize(
     let medium = DirectoryMedium::open(&path, IoChoice::default())?.with_regions_in(apart);
     let _lock = WriterLock::take(&medium, &path)?;
     let seed = Superblock::read(&medium)?.checksum_seed();
-    let recovered = recover(&medium, seed, Merging::default(), &Target::Last)?;
+    let recovered = recover(&medium, seed, &StoreOptions::new(Memory::Bytes(0)), &Target::Last)?;
     let Some(record) = recovered.tables.iter().find(|found| found.spec.name == table) else {
         let names: Vec<&str> = recovered.tables.iter().map(|t| t.spec.name.as_str()).collect();
         bail!(NotFound, "the last commit has no table '{table}'; it has {names:?}");

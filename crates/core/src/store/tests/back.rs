@@ -61,7 +61,7 @@ fn verify(
             open(medium, at(Some(info.step), true)).unwrap_or_else(|e| panic!("{what}: {e}"));
         assert_eq!(reader.last_commit().as_ref(), Some(info), "{what}");
         check(&reader, &points[&info.step], &what);
-        let found = recover(medium, seed, Merging::default(), &Target::Sequence(info.sequence))
+        let found = recover(medium, seed, &options(1 << 20), &Target::Sequence(info.sequence))
             .unwrap_or_else(|e| panic!("{what}: {e}"));
         assert_eq!(found.commits.last().map(|c| c.info.step), Some(info.step), "{what}");
         // To write, on a machine of its own.

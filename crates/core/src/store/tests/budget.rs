@@ -81,7 +81,7 @@ fn a_top_that_grows_while_merges_are_put_off_takes_from_the_cache() {
     KIND.set(StorageKind::Lsm);
     let gated = StoreOptions {
         upkeep_scheduler: UpkeepScheduler::Gate,
-        top_share: 0.5,
+        top_share: Some(0.5),
         segment_bytes: Some(64 << 10),
         ..options_within(3 << 20)
     };

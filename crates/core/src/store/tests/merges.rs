@@ -147,7 +147,7 @@ fn the_reader_of_a_window_does_steps_of_merges() {
         memory: Memory::Bytes(2 << 20),
         window_bytes: Some(200 << 10),
         segment_bytes: Some(64 << 10),
-        top_share: 0.3,
+        top_share: Some(0.3),
         ..options
     };
     let mut merging = Merging::open(&medium, true, with_window);
@@ -300,8 +300,10 @@ fn every_picker_merges_all_that_it_has_to() {
 fn a_smaller_top_is_merged_more_often() {
     let merged = |top_share| {
         let medium = SimMedium::new(9);
-        let mut merging =
-            Merging::open(&medium, true, |options| StoreOptions { top_share, ..options });
+        let mut merging = Merging::open(&medium, true, |options| StoreOptions {
+            top_share: Some(top_share),
+            ..options
+        });
         (0..300).for_each(|_| merging.step(false));
         merging.check_rows();
         let above = merging.with_lsm(|lsm| lsm.recount().map(|recount| recount.there));

@@ -24,6 +24,7 @@ mod hidden;
 mod holds;
 mod hot;
 mod meddled;
+mod memory;
 mod merge_room;
 mod merges;
 mod packed;

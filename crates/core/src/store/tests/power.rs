@@ -7,7 +7,7 @@ fn merging_soon() -> StoreOptions {
     let options = options(tight());
     match KIND.get() {
         StorageKind::Log => options,
-        _ => StoreOptions { top_share: 0.02, ..options },
+        _ => StoreOptions { top_share: Some(0.02), ..options },
     }
 }
 

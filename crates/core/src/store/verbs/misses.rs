@@ -16,6 +16,9 @@ use crate::store::verbs::rows::{Keys, RowOp, RowView, Stamps, visit};
 use parking_lot::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Victims of a commit that are written between two looks at the budget.
+const VICTIMS_UNASKED: u32 = 64;
+
 /// A position that missed the cache.
 #[derive(Clone, Copy)]
 pub(in crate::store) struct Miss {
@@ -185,7 +188,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         if O::AHEAD {
             return self.inner.make_room_ahead(self.engine, self.class, log);
         }
-        self.inner.journal_victims(self.class, log)?;
+        self.inner.journal_victims(self.engine, self.class, log)?;
         self.inner.make_room(self.engine, self.class, log)
     }
 
@@ -488,6 +491,7 @@ pub(in crate::store) fn write_or_park(
 ) -> Result<()> {
     if victim.captured && class.phase() == ClassPhase::Captured {
         note(Branch::CapturedVictim);
+        class.unasked.fetch_add(1, Ordering::Relaxed);
         let written = log.append(dirty_row(victim));
         log.owe(1);
         if written.is_err() {
@@ -499,6 +503,20 @@ pub(in crate::store) fn write_or_park(
     Ok(())
 }
 
+/// As [`write_or_park`], of a row for which there may be no place in the flush buffer: then it is
+/// written.
+pub(in crate::store) fn write_to_leave(
+    log: &mut dyn Storage,
+    class: &Class,
+    victim: RowRef<'_>,
+) -> Result<()> {
+    if !victim.dirty || log.room() > 0 {
+        return write_or_park(log, class, victim);
+    }
+    log.owe(1);
+    log.append(dirty_row(victim)).map(drop)
+}
+
 impl Inner {
     /// A place in the flush buffer for one more victim of what is done ahead of verbs.
     pub(in crate::store) fn make_room_ahead(
@@ -507,16 +525,21 @@ impl Inner {
         class: &Class,
         log: &mut dyn Storage,
     ) -> Result<()> {
-        self.journal_victims(class, log)?;
+        self.journal_victims(engine, class, log)?;
         if log.room() == 0 { self.flush_now(engine, class, log) } else { Ok(()) }
     }
 
     /// Victims of a commit that is under way are written without the flush buffer.
-    fn journal_victims(&self, class: &Class, log: &mut dyn Storage) -> Result<()> {
+    fn journal_victims(&self, engine: &Engine, class: &Class, log: &mut dyn Storage) -> Result<()> {
         if class.phase() == ClassPhase::None {
             return Ok(());
         }
         self.check_unpoisoned()?;
+        if class.unasked.load(Ordering::Relaxed) >= VICTIMS_UNASKED {
+            class.unasked.store(0, Ordering::Relaxed);
+            let room = self.make_room_to_write(engine, class, log, u64::from(VICTIMS_UNASKED));
+            self.poison_on_error(room)?;
+        }
         self.poison_on_error(self.journal_changes_if_many(class, log))
     }
 

@@ -40,7 +40,7 @@ pub struct Shape {
     pub row_bytes: usize,
     /// Checksum seed of the store.
     pub seed: u64,
-    /// Whether sections of growing tables get filters from here on.
+    /// Whether sections get filters from here on.
     pub filters: bool,
 }
 

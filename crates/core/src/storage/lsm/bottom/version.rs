@@ -169,10 +169,7 @@ impl Version {
     pub fn check_room(&self, removed: usize, added: usize) -> Result<()> {
         let (count, most) = (self.count_after(removed, added), OpenPartitions::COUNT_MAX);
         if count > most {
-            bail!(
-                Full,
-                "a merge would leave {count} partitions of at most {most}; make them larger"
-            );
+            bail!(Full, "a merge would leave {count} partitions of at most {most} in a class");
         }
         Ok(())
     }

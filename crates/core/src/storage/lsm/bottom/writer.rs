@@ -99,10 +99,8 @@ impl PartitionWriter {
                     self.sections.push(before.finish(orders, self.rows)?);
                 }
                 let fences = FenceBuilder::new(EXTRA_BITS, place.position);
-                // A dense table has its rows early, and its keys lie too close for few bits.
-                let is_mixed = orders.known(place.table)? != TableOrder::ByKey;
-                let filter = (self.shape.filters && is_mixed)
-                    .then(|| FilterBuilder::new(place.position, self.most_rows - self.rows));
+                let new = || FilterBuilder::new(place.position, self.most_rows - self.rows);
+                let filter = self.shape.filters.then(new);
                 *open = Some(Open { place, first_row: self.rows, fences, filter });
             }
         }
@@ -149,7 +147,11 @@ impl Open {
         let Place { table, rank, .. } = self.place;
         let order = orders.known(table)?;
         let (first_row, fences) = (self.first_row, self.fences.finish());
-        let filter = self.filter.map(FilterBuilder::finish);
+        let (first, last) = fences.ends().into_inner();
+        // Between them every position has a row.
+        let is_whole = last - first == rows - first_row - 1;
+        let filter = self.filter.filter(|_| !is_whole || order != TableOrder::ByKey);
+        let filter = filter.map(FilterBuilder::finish);
         Ok(Section { table, rank, order, first_row, rows: rows - first_row, fences, filter })
     }
 }
