@@ -202,6 +202,7 @@ impl Other {
 fn spec() -> TableSpec {
     TableSpec {
         name: "other".to_owned(),
+        first_name: None,
         embedding_dim: 2,
         num_embeddings: Some(ROWS),
         expected_rows: None,

@@ -68,7 +68,7 @@ pub enum Habit {
 
 impl Habit {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Back,
         Self::Readers,
         Self::Ahead,

@@ -103,6 +103,7 @@ fn tables(random: &mut Random) -> Vec<Table> {
         let grows = if at < 2 { at == 1 } else { random.chance(1, 2) };
         let spec = TableSpec {
             name: format!("r{at}"),
+            first_name: None,
             embedding_dim: DIM,
             num_embeddings: (!grows).then_some(KEYS),
             expected_rows: grows.then_some(KEYS),

@@ -625,7 +625,7 @@ impl<'a> Replay<'a> {
     fn finish(self) -> Result<Recovered> {
         if let Some(commit) = self.recovered.commits.last() {
             let Recovered { tables, classes, .. } = &self.recovered;
-            commit.verify_catalog(tables, classes.len())?;
+            commit.verify_catalog(tables.iter().map(|table| table.id), classes.len())?;
         }
         self.recovered.logs.iter().try_for_each(|log| log.check_complete())?;
         Ok(self.recovered)

@@ -164,7 +164,7 @@ impl Place<'_> {
                 "table '{}': {} is older than the store's last commit: it knows commit {mark}, the \
                  last one is {commit}; restore it and the other files of the store from one copy",
                 self.name,
-                self.found().unwrap_or_else(|| self.own()).display()
+                self.found().ok().flatten().unwrap_or_else(|| self.own()).display()
             );
         }
         Ok(())

@@ -380,7 +380,10 @@ impl Inner {
             history.written_before = pages + self.bytes_beside_pages();
             // The next opening would refuse what this does.
             record.verify()?;
-            record.verify_catalog(engine.tables.len(), engine.classes.len())?;
+            record.verify_catalog(
+                engine.tables.iter().map(|table| table.id()),
+                engine.classes.len(),
+            )?;
             let before = history.journal().position();
             history.append_json(RecordKind::Commit, &record)?;
             record.place = (history.journal().number(), history.journal().position());

@@ -193,18 +193,22 @@ impl CommitRecord {
         Ok(())
     }
 
-    /// Refuses a commit whose counters are not those of the tables and classes before it.
-    pub(crate) fn verify_catalog(&self, tables: &[TableRecord], classes: usize) -> Result<()> {
-        let are_counted = self.tables.iter().map(|t| t.id).eq(tables.iter().map(|t| t.id))
+    /// Refuses a commit whose counters are not those of the tables, by id, and classes before it.
+    pub(crate) fn verify_catalog(
+        &self,
+        tables: impl ExactSizeIterator<Item = u16>,
+        classes: usize,
+    ) -> Result<()> {
+        let count = tables.len();
+        let are_counted = self.tables.iter().map(|t| t.id).eq(tables)
             && self.classes.iter().map(|c| usize::from(c.id)).eq(0..classes);
         if !are_counted {
             bail!(
                 Corrupt,
-                "commit {} counts {} tables and {} classes, the journal has {} and {classes}",
+                "commit {} counts {} tables and {} classes, the journal has {count} and {classes}",
                 self.info.sequence,
                 self.tables.len(),
-                self.classes.len(),
-                tables.len()
+                self.classes.len()
             );
         }
         Ok(())
@@ -339,16 +343,9 @@ mod tests {
     fn a_commit_that_contradicts_itself_is_corrupt() {
         let sound: CommitRecord = changed(COMMIT, "", "").unwrap();
         sound.verify().unwrap();
-        let table: TableRecord = changed(TABLE, "", "").unwrap();
-        let other = changed::<TableRecord>(TABLE, "\"id\":0", "\"id\":1").unwrap();
-        sound.verify_catalog(std::slice::from_ref(&table), 1).unwrap();
-        for (tables, classes) in [
-            (vec![table.clone(), other.clone()], 1),
-            (vec![other], 1),
-            (vec![table.clone()], 0),
-            (vec![], 1),
-        ] {
-            assert!(sound.verify_catalog(&tables, classes).is_err());
+        sound.verify_catalog([0].into_iter(), 1).unwrap();
+        for (tables, classes) in [(vec![0, 1], 1), (vec![1], 1), (vec![0], 0), (vec![], 1)] {
+            assert!(sound.verify_catalog(tables.into_iter(), classes).is_err());
         }
         for (from, to) in [
             ("\"sequence\":7", "\"sequence\":18446744073709551615"),

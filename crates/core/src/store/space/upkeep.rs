@@ -361,12 +361,14 @@ impl Inner {
     pub(in crate::store) fn end_unit(&self, engine: &Engine, class: &Class) -> Result<()> {
         let mut under_way = class.unit.lock();
         while matches!(*under_way, UnitUnderWay::Installing) {
-            if self.take_over(engine, class, &mut under_way)? == Progress::Waits {
+            let mut log = class.lock(&self.metrics);
+            if self.take_over(engine, class, &mut **log, &mut under_way)? == Progress::Waits {
                 let what = "there is no room for what a merge changes; commit, or make room";
                 return Err(Error::new(ErrorKind::Full, what));
             }
         }
-        under_way.take().map_or(Ok(()), |unit| self.abandon(class, unit, None))
+        let mut log = class.log.lock();
+        under_way.take().map_or(Ok(()), |unit| self.abandon(&mut **log, unit, None))
     }
 
     /// Counts that files of rows take other bytes than before.
