@@ -139,6 +139,7 @@ impl Store {
             upkeep_scheduler: core::UpkeepScheduler::from_str(upkeep_scheduler).or_raise(py)?,
             top_share,
             filters,
+            journal_bytes_min: core::config::JOURNAL_BYTES_MIN,
             keep,
             seed,
             create,
