@@ -277,13 +277,13 @@ impl Medium for DirectoryMedium {
         let found = self.folder.stat(name).map_err(failed)?;
         // A time before 1970 says nothing, like one in the future.
         let seconds = u64::try_from(found.st_mtime).unwrap_or(0);
-        let stamp = Duration::from_secs(seconds) + Duration::from_nanos(found.st_mtime_nsec as u64);
+        let stamp = Duration::from_secs(seconds) + Duration::from_nanos(found.st_mtime_nsec);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         Ok(FileState {
             bytes: found.st_size as u64,
             stamp: stamp.as_nanos(),
             ago: now.saturating_sub(stamp),
-            links: found.st_nlink as u64,
+            links: found.st_nlink,
         })
     }
 
