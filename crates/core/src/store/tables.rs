@@ -104,9 +104,8 @@ impl Store {
             Err(class) => inner.add_class(&mut engine, class, &facts)?,
         };
         let classes: Vec<ClassRecord> = engine.classes.iter().map(|c| c.record.clone()).collect();
-        let tables = engine.tables.iter().map(|t| &t.record);
         // The next opening would refuse what this does.
-        let sound = record.verify(tables, &classes, u64::MAX);
+        let sound = record.verify(engine.table_records().into_iter(), &classes, u64::MAX);
         let append = |()| inner.history.lock().append_json(RecordKind::Table, &record);
         let written = sound.and_then(append);
         written.inspect_err(|_| engine.log_of(record.class).remove_table(id))?;
