@@ -283,6 +283,8 @@ impl Life {
     fn examine(&mut self) -> Result<(), String> {
         // It is to be told from a region of before the last commit.
         let at = self.random.below(2) as usize;
+        // A commit that a power cut has undone was told to regions, and its number comes again.
+        self.commit()?;
         self.store = None;
         let path = self.region(at)?;
         let read = |path: &PathBuf| fs::read(path).map_err(|error| format!("{path:?}: {error}"));
