@@ -245,7 +245,8 @@ impl Inner {
         class: &Class,
         log: &mut dyn Storage,
     ) -> Result<bool> {
-        if !class.has_units {
+        // New keys of growing tables were asked for when they came.
+        if !class.has_units || class.grows {
             return Ok(false);
         }
         log.press_units();
@@ -300,6 +301,8 @@ impl Inner {
         waiting: Waiting,
     ) -> Result<bool> {
         let cache = class.cache();
+        // Who makes room for a victim of its own finds a place for it afterwards.
+        let kept = if waiting == Waiting::Stays { 1 } else { 0 };
         if cache.giveable_bytes() == 0 {
             return Ok(false);
         }
@@ -309,7 +312,7 @@ impl Inner {
                 self.flush_now(engine, class, log)?;
             }
             // Where nothing can wait rows are written, but for those that come after a commit.
-            let (sets, leaving) = match (log.room(), class.phase()) {
+            let (sets, leaving) = match (log.room().saturating_sub(kept), class.phase()) {
                 (0, ClassPhase::None) => (sets, Leaving::Any),
                 (0, _) => (1, Leaving::CleanOrCaptured),
                 (room, _) => ((room as u32).min(sets), Leaving::Any),
@@ -318,7 +321,7 @@ impl Inner {
             let step = cache.take_way_step(sets, leaving, |victim| {
                 evicted += 1;
                 if written.is_ok() {
-                    written = write_to_leave(log, class, victim);
+                    written = write_to_leave(log, class, victim, kept);
                 }
             });
             self.metrics.evicted.fetch_add(evicted, Ordering::Relaxed);

@@ -503,14 +503,15 @@ pub(in crate::store) fn write_or_park(
     Ok(())
 }
 
-/// As [`write_or_park`], of a row for which there may be no place in the flush buffer: then it is
-/// written.
+/// As [`write_or_park`], of a row for which there may be no place in the flush buffer beside those
+/// that are kept for others: then it is written.
 pub(in crate::store) fn write_to_leave(
     log: &mut dyn Storage,
     class: &Class,
     victim: RowRef<'_>,
+    kept: usize,
 ) -> Result<()> {
-    if !victim.dirty || log.room() > 0 {
+    if !victim.dirty || log.room() > kept {
         return write_or_park(log, class, victim);
     }
     log.owe(1);
