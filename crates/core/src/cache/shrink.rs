@@ -76,13 +76,23 @@ impl Cache {
         }
         let last = ways - 1;
         let end = shrinking.next.saturating_add(sets).min(self.sets());
-        self.moves.fetch_add(1, Ordering::Relaxed);
-        while shrinking.next < end {
+        let begin = shrinking.next;
+        let blocked = loop {
+            if shrinking.next == end {
+                break false;
+            }
             let set = &mut self.sets.lock(shrinking.next);
             if !self.take_from(set, last, leaving, &mut victim) {
-                return TakeWay::Blocked;
+                break true;
             }
             shrinking.next += 1;
+        };
+        // Behind the moves: who has looked slots up amid them sees it when this step is over.
+        if shrinking.next > begin {
+            self.moves.fetch_add(1, Ordering::Relaxed);
+        }
+        if blocked {
+            return TakeWay::Blocked;
         }
         if end < self.sets() {
             return TakeWay::More;
@@ -93,8 +103,9 @@ impl Cache {
         TakeWay::Released(self.sets.way_bytes() as u64)
     }
 
-    /// Grows with every step that may have moved rows to other slots. Who goes by slots looks at it
-    /// while nobody shrinks the cache.
+    /// Grows behind every step that may have moved rows to other slots. Who goes by slots reads it
+    /// before it looks them up, and once more while nobody shrinks the cache: as long as it is the
+    /// same, rows are where they were.
     pub fn moves(&self) -> u64 {
         self.moves.load(Ordering::Relaxed)
     }

@@ -187,7 +187,7 @@ impl Store {
             pins = Pins::read(&*medium, seed)?;
             let opened = recovered.commits.last().map_or(0, |commit| commit.info.sequence);
             match options.later_pins_stay {
-                true => later_pins = pins.named_after(opened),
+                true => later_pins = pins.after(opened),
                 false => pins.refuse_going_back(&*medium, &path, opened)?,
             }
             pins.forget_after(opened);
@@ -256,6 +256,8 @@ impl Store {
         if !store.inner.options.read_only {
             let engine = store.inner.engine.read();
             let tables: Vec<u16> = engine.tables.iter().map(Table::id).collect();
+            // By their paths.
+            store.inner.check_folder()?;
             storage::remove_other_regions(&*store.inner.medium, &tables)?;
         }
         // A budget that cannot work is refused here; a reader may only want to look.
@@ -399,7 +401,9 @@ fn apart_of_regions(options: &StoreOptions) -> Result<Option<PathBuf>> {
 /// Refuses a commit that is not the newest of a store with tables on persistent memory.
 fn refuse_earlier(medium: &dyn Medium, path: &Path, recovered: &Recovered) -> Result<()> {
     let opened = recovered.commits.last().map_or(0, |commit| commit.info.sequence);
-    if opened >= recovered.newest || !storage::has_regions(medium)? {
+    // A region goes with the commit that drops its table: earlier ones lack it.
+    let has_tables = recovered.tables.iter().any(|table| table.spec.storage.is_direct());
+    if opened >= recovered.newest || !(has_tables || storage::has_regions(medium)?) {
         return Ok(());
     }
     bail!(

@@ -47,6 +47,7 @@ impl Store {
         if !inner.name_before_later(step, name)? {
             inner.prepare_writing()?;
             let sequence = inner.to_be_pinned(step)?;
+            inner.check_has_no_region(sequence)?;
             inner.pin(sequence, name)?;
         }
         let found = self.pins()?.into_iter().find(|pin| pin.name == name);
@@ -145,6 +146,27 @@ impl Inner {
                 "table '{}' has storage \"pmem\", whose rows are newer than any commit: a commit \
                  of this store cannot be gone back to, so none is pinned; copy the store",
                 table.record.spec.name
+            );
+        }
+        Ok(())
+    }
+
+    /// Refuses a kept commit with a table on persistent memory that was dropped after it.
+    fn check_has_no_region(&self, sequence: u64) -> Result<()> {
+        let engine = self.planned_engine()?;
+        let history = self.history.lock();
+        let Some(commit) = history.kept.iter().find(|kept| kept.info.sequence == sequence) else {
+            return Ok(());
+        };
+        let of_commit = |id| commit.tables.iter().any(|table| table.id == id);
+        let mut records = engine.table_records().into_iter();
+        if let Some(table) = records.find(|t| t.spec.storage.is_direct() && of_commit(t.id)) {
+            bail!(
+                Unsupported,
+                "table '{}' had storage \"pmem\" at step {} and was dropped since, with its rows: \
+                 that commit cannot be gone back to, so it is not pinned",
+                table.spec.name,
+                commit.info.step
             );
         }
         Ok(())

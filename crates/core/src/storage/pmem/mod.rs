@@ -164,9 +164,12 @@ impl Pmem {
         self.tables.get(&table).and_then(Option::as_ref)
     }
 
+    /// What stays is removed when the store is opened again.
     fn remove_region(&self, table: u16) {
-        if let Some(folders) = &self.medium.regions() {
-            // What stays is removed when the store is opened again.
+        // It goes by path, where another folder may be by now.
+        let is_ours = self.medium.check_lock().is_ok();
+        let is_here = is_ours && matches!(self.medium.displaced(), Ok(None));
+        if let (true, Some(folders)) = (is_here, &self.medium.regions()) {
             let _ = Place { folders, seed: self.facts.seed, table, name: "" }.remove();
         }
     }

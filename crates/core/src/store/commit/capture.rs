@@ -51,9 +51,11 @@ impl Portions {
     fn new(engine: &Engine, class: &Class, cache: &Cache) -> Self {
         let now = class.now();
         let most = SORT_ROWS_MIN.max(engine.budget_bytes as usize / SORT_PART / SORT_ROW_BYTES);
+        // Before any slot is looked up.
+        let moves = cache.moves();
         let mut ranges = ranges(cache, now, most);
         ranges.reverse();
-        Self { now, ranges, rows: Vec::new(), given: 0, moves: cache.moves() }
+        Self { now, ranges, rows: Vec::new(), given: 0, moves }
     }
 
     /// At most `most` rows; `None` at the end.

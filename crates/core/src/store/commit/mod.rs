@@ -286,11 +286,8 @@ impl Inner {
             rows: self.rows_since_commit.swap(0, Ordering::Relaxed),
         });
         drop(history);
-        for class in &engine.classes {
-            if class.tier.is_some() {
-                self.flush_now(engine, class, &mut **class.log.lock())?;
-            }
-        }
+        // What waits is no longer in a cache, where the capture looks.
+        self.flush_all_parked(engine)?;
         // Nothing fails from here on.
         for class in &engine.classes {
             if let Some(tier) = &class.tier {

@@ -239,9 +239,9 @@ impl Pins {
         Ok(())
     }
 
-    /// Those after this commit that have a name.
-    pub(in crate::store) fn named_after(&self, sequence: u64) -> Self {
-        Self(self.named().filter(|pinned| pinned.sequence > sequence).cloned().collect())
+    /// Those after this commit.
+    pub(in crate::store) fn after(&self, sequence: u64) -> Self {
+        Self(self.0.iter().filter(|pinned| pinned.sequence > sequence).cloned().collect())
     }
 
     /// These, and others that are all later.

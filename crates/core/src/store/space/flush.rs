@@ -145,13 +145,23 @@ impl Inner {
         self.history.lock().cursor.is_none()
     }
 
-    /// Writes what waits of a class now, however little.
+    /// Writes what waits of a class now, however little, and sees that there is memory for as much
+    /// again. Rows of caches that gave it may wait afterwards.
     pub(in crate::store) fn flush_now(
         &self,
         engine: &Engine,
         class: &Class,
         log: &mut dyn Storage,
     ) -> Result<()> {
+        self.flush_parked(engine, class, log)?;
+        // Now that there is a place for rows that leave: the next ones have less.
+        let next = log.room() as u64;
+        self.poison_on_error(self.make_room_to_write(engine, class, log, next))
+    }
+
+    /// Writes what waits of a class now. Memory for it may come from caches of other classes, whose
+    /// rows wait then.
+    fn flush_parked(&self, engine: &Engine, class: &Class, log: &mut dyn Storage) -> Result<()> {
         // Some of what waits may be stored already, and would be stored again.
         self.check_unpoisoned()?;
         let result = (|| {
@@ -164,22 +174,41 @@ impl Inner {
             self.make_room_to_write(engine, class, log, parked)?;
             let rows = log.flush(class.now())?;
             self.journal_changes_if_many(class, log)?;
-            self.clean_for(engine, class, log, rows)?;
-            // Now that there is a place for rows that leave: the next ones have less.
-            let next = log.room() as u64;
-            self.make_room_to_write(engine, class, log, next)
+            self.clean_for(engine, class, log, rows)
         })();
         self.poison_on_error(result)
     }
 
-    /// Writes every dirty row of a class, those dirty for longest first. Nobody changes rows
-    /// meanwhile, and no commit is under way.
+    /// Writes what waits of all classes, until nothing does. Nobody changes rows meanwhile.
+    pub(in crate::store) fn flush_all_parked(&self, engine: &Engine) -> Result<()> {
+        let with_cache = || engine.classes.iter().filter(|class| class.tier.is_some());
+        for class in with_cache() {
+            self.flush_parked(engine, class, &mut **class.log.lock())?;
+        }
+        // Each further round has cost a cache one of its ways.
+        while with_cache().any(|class| class.log.lock().parked() > 0) {
+            for class in with_cache() {
+                let mut log = class.log.lock();
+                if log.parked() > 0 {
+                    self.flush_parked(engine, class, &mut **log)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes every dirty row of a class, those dirty for longest first, so that none waits. Nobody
+    /// changes rows meanwhile, and no commit is under way.
     pub(in crate::store) fn flush_dirty(&self, engine: &Engine, class: &Class) -> Result<()> {
         let Some(tier) = &class.tier else { return Ok(()) };
         let mut log = class.log.lock();
-        self.flush_now(engine, class, &mut **log)?;
+        self.flush_parked(engine, class, &mut **log)?;
         tier.cache.capture();
         self.write_captured(engine, class, &mut **log)?;
+        // Rows that have left to make room for others.
+        while log.parked() > 0 {
+            self.flush_parked(engine, class, &mut **log)?;
+        }
         self.clean_for_refused(engine, class, &mut **log)
     }
 
@@ -188,6 +217,7 @@ impl Inner {
         for class in engine.classes.iter().filter(|c| c.tier.is_some()) {
             self.poison_on_error(self.flush_dirty(engine, class))?;
         }
-        Ok(())
+        // Caches of other classes may have given room meanwhile.
+        self.poison_on_error(self.flush_all_parked(engine))
     }
 }
