@@ -52,9 +52,9 @@ impl Inner {
     /// Before a reader looks for a newer commit: none of a folder that is not in its place is what
     /// it was opened for.
     pub(super) fn check_place_of_reader(&self) -> Result<()> {
-        // That of a cold directory is noted in the store.
-        cold::check_unchanged(&*self.medium, &self.path)?;
         let Some(what) = self.medium.displaced()? else { return Ok(()) };
+        // The place of a cold directory is noted in the store.
+        cold::check_unchanged(&*self.medium, &self.path)?;
         bail!(
             NotFound,
             "store {} is not in its place: {what}; this reader stays at its commit: open the store \

@@ -100,7 +100,13 @@ impl StorageRecovery for LogRecovery {
         let Some(at) = self.position_of(table) else {
             bail!(Corrupt, "table {table} has grown, which does not exist");
         };
-        self.tables[at].index.grow(num_embeddings)
+        let table = &mut self.tables[at];
+        table.index.grow(num_embeddings)?;
+        // Its pieces are being written: those of the new ids come with the others.
+        if let Some(missing) = &mut table.missing {
+            missing.resize(table.index.pieces() as usize, true);
+        }
+        Ok(())
     }
 
     fn piece(&mut self, table: u16, piece: u32, bytes: &[u8]) -> Result<()> {
