@@ -92,13 +92,11 @@ fn a_reader_of_a_store_without_commits_hides_no_other_hold() {
         let reader = open(&medium, reading()).unwrap();
         (4..10).for_each(|step| train(&writer, step, 0));
         drop(writer);
-        let error = open(&medium, keeping(2)).err().expect("a reader holds commit 3");
-        assert_eq!(error.kind(), ErrorKind::Locked, "{error}");
-        assert!(error.message().contains("commit 3"), "{error}");
+        let writer = open(&medium, keeping(2)).unwrap();
+        (10..16).for_each(|step| train(&writer, step, 0));
         read(&reader, 0..ROWS, 3).unwrap();
-        drop(reader);
+        drop((reader, empty, writer));
         open(&medium, keeping(2)).unwrap();
-        drop(empty);
     });
 }
 
