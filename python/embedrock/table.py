@@ -27,7 +27,7 @@ from embedrock._verbs import ASKS, CHANGES, VISITS, Floats, NonFinite, UpdateRep
 from embedrock._warnings import warn
 from embedrock.ahead.prefetch import Prefetch
 from embedrock.clip import Clip
-from embedrock.errors import EmbedrockError, KeysWarning, MisuseError
+from embedrock.errors import EmbedrockError, KeysWarning, MisuseError, NotFoundError
 from embedrock.optimizers import OptimizerSpec, hyper
 
 if TYPE_CHECKING:
@@ -116,6 +116,23 @@ class Table:
         """The store has gone back: its engine has another handle for the table."""
         self._handle = handle
         self._look()
+
+    def _gone(self) -> None:
+        """The store has gone back to where the table is not: it has no handle, for its number may
+        become another table's."""
+        self._store._tables.discard(self)
+        del self._handle
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "_handle" and "_name" in vars(self):
+                raise NotFoundError(
+                    f"table {self._name!r} is gone: it was dropped, or its name is another "
+                    f"table's at the commit that the store went back to; Store.table gives the "
+                    f"table that has the name now"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
     def store(self) -> Store:

@@ -421,3 +421,58 @@ def test_a_pass_of_look_ahead_goes_on_after_it(
     ahead = trained(wrapped=True)
     assert plain[0] == ahead[0]
     np.testing.assert_array_equal(plain[1], ahead[1])
+
+
+def test_tables_that_came_after_the_commit_stay_apart(store: embedrock.Store) -> None:
+    store.table("a", 4)
+    store.commit(1)
+    tables = {name: store.table(name, 4, num_embeddings=10) for name in "bcdefghijk"}
+    for number, table in enumerate(tables.values()):
+        table.put([1], np.full((1, 4), number, np.float32))
+    store.commit(2)
+    store.go_back(1)
+    assert list(store.tables) == ["a", *tables]  # in the order of their creation
+    for number, (name, table) in enumerate(tables.items()):
+        assert table.name == name and len(table) == 0
+        table.put([1], np.full((1, 4), number, np.float32))
+    for number, name in enumerate(tables):
+        assert store.table(name).get(1).tolist() == [number] * 4
+
+
+def test_a_table_with_the_name_of_another_is_gone_instead_of_that_one(
+    store: embedrock.Store,
+) -> None:
+    first = store.table("a", 4)
+    first.put([1], np.ones((1, 4), np.float32))
+    store.commit(1)
+    store.rename("a", "b")
+    second = store.table("a", 4)
+    store.go_back(1)
+    assert first.name == "a" and 1 in first
+    with pytest.raises(NotFoundError, match=r"'a' is gone.*Store\.table"):
+        second.get([1])
+    assert "NotFoundError" in repr(second)
+
+
+def test_a_table_that_was_made_again_has_the_rows_of_its_name(store: embedrock.Store) -> None:
+    old = store.table("a", 4)
+    old.put([1], np.ones((1, 4), np.float32))
+    store.commit(1)
+    store.drop("a")
+    new = store.table("a", 4)
+    store.go_back(1)
+    assert 1 in new
+    with pytest.raises(NotFoundError):
+        len(old)
+
+
+def test_a_dropped_table_is_no_table_that_comes_after_going_back(store: embedrock.Store) -> None:
+    store.table("a", 4)
+    store.commit(1)
+    dropped = store.table("b", 4)
+    store.drop("b")
+    store.go_back(1)
+    store.table("c", 4).put([1], np.ones((1, 4), np.float32))
+    with pytest.raises(NotFoundError):
+        dropped.get([1])
+    store.go_back(1)

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -219,7 +220,8 @@ class Handle:
     def _go_back(self, step: int | str, later_pins_stay: bool) -> None:
         """Opens the engine's store anew, at a commit that is there, for every handle of a table."""
         commits = [*self._core.commits(), *self._later_commits()]
-        held = [(table, self._spec_of(table)) for table in self._tables]
+        tables = list(self._tables)
+        held = self._specs_of(tables)
         for listener in self._listeners:
             listener.returning()
         # What can keep it from opening again is looked for before anything is closed. Of writers
@@ -234,12 +236,15 @@ class Handle:
         self._core.close()
         try:
             self._core = moved or self._engine(step, later_pins_stay=later_pins_stay)
-            for table, spec in held:
-                handle, is_new = self._handle_again(table, spec)
-                if handle is not None:
+            handles, has_new = self._handles_again(held)
+            for table in tables:
+                handle = handles.get(table._handle)
+                if handle is None:
+                    table._gone()
+                else:
                     table._moved(handle)
-                if is_new:
-                    commits = []  # a new table is a change
+            if has_new:
+                commits = []  # a new table is a change
         except BaseException:
             self._core.close()
             self._closed = True
@@ -256,38 +261,46 @@ class Handle:
         self._state_taken = True  # who goes back knows where to
         self._prefetcher = Prefetcher(self._core, self._path)
 
-    def _spec_of(self, table: Table) -> dict[str, Any] | None:
-        """What the table is; None of one that was dropped."""
-        try:
-            spec: dict[str, Any] = self._core.table_info(table._handle)["spec"]
-        except NotFoundError:
-            return None
-        return spec
+    def _specs_of(self, tables: list[Table]) -> dict[_core.TableId, dict[str, Any] | None]:
+        """What each of these tables is, in order of creation; None of dropped ones, which are last.
 
-    def _handle_again(
-        self, table: Table, spec: dict[str, Any] | None
-    ) -> tuple[_core.TableId | None, bool]:
-        """The handle of a table at the commit that was gone back to, whatever its name was there,
-        and whether it was made anew, because it came after that commit."""
-        if table._handle in self._core.tables():
-            return table._handle, False
-        if spec is None:
-            return None, False
-        found = self._core.find_table(spec["name"])
-        if found is not None:
-            return found, False
-        return self._core.table(json.dumps(spec)), True
+        Several objects may be of one table.
+        """
+        handles = {table._handle for table in tables}
+        there = self._core.tables()
+        found: dict[_core.TableId, dict[str, Any] | None] = {
+            handle: self._core.table_info(handle)["spec"] for handle in there if handle in handles
+        }
+        found.update((handle, None) for handle in handles if handle not in found)
+        return found
+
+    def _handles_again(
+        self, held: dict[_core.TableId, dict[str, Any] | None]
+    ) -> tuple[dict[_core.TableId, _core.TableId], bool]:
+        """The handle of each table at the commit that was gone back to, whatever its name was
+        there, and whether tables were made anew, because they came after that commit.
+
+        No two tables have one handle. One whose name is another's there has none.
+        """
+        there = self._core.tables()
+        found = _found_again(held, there, self._core.find_table)
+        has_new = False
+        for before, spec in held.items():
+            if spec is None or before in found or self._core.find_table(spec["name"]) is not None:
+                continue
+            found[before], has_new = self._core.table(json.dumps(spec)), True
+        return found, has_new
 
     def _moved_reader(
-        self, step: int | str, held: list[tuple[Table, dict[str, Any] | None]]
+        self, step: int | str, held: dict[_core.TableId, dict[str, Any] | None]
     ) -> _core.Store:
         """The engine's reader at a commit. Errors: ``NotFoundError`` where a table is not there."""
         moved = self._engine(step)
         named = f"pinned as {step!r}" if isinstance(step, str) else f"of step {step}"
-        there = set(moved.tables())
-        for table, spec in held:
-            name = None if spec is None else spec["name"]
-            if name is not None and table._handle not in there and moved.find_table(name) is None:
+        found = _found_again(held, moved.tables(), moved.find_table)
+        for before, spec in held.items():
+            if spec is not None and before not in found:
+                name = spec["name"]
                 moved.close()
                 raise NotFoundError(
                     f"table {name!r} is not in the commit {named} of {self.path}, and "
@@ -310,3 +323,21 @@ class Handle:
     def _give_again(self) -> None:
         """``open`` gave this handle out once more."""
         self._given_again += 1
+
+
+def _found_again(
+    held: dict[_core.TableId, dict[str, Any] | None],
+    there: list[_core.TableId],
+    named: Callable[[str], _core.TableId | None],
+) -> dict[_core.TableId, _core.TableId]:
+    """Which of the held tables are at a commit that has the tables ``there``, and their handles:
+    by number, then by name, and of what no other held table is those that were dropped since."""
+    live = {before: spec["name"] for before, spec in held.items() if spec is not None}
+    found = {before: before for before in there if before in live}
+    for before, name in live.items():
+        handle = named(name)
+        if before not in found and handle is not None and handle not in found.values():
+            found[before] = handle
+    taken = set(found.values())
+    found.update((before, before) for before in there if before in held and before not in taken)
+    return found
