@@ -98,6 +98,9 @@ def put(
     """Writes what ``put_part`` made of each batch."""
     choice("non_finite", non_finite, NON_FINITE)
     call(store, found, VISITS + CHANGES, store._core.put, parts, reset_state, non_finite)
+    for (table, _), (*_, states) in zip(found, parts, strict=True):
+        if states is not None:
+            store._name_optimizer(table._handle)
 
 
 def put_part(table: Table, keys: Keys, values: ArrayLike, state: ArrayLike | None = None) -> Any:

@@ -81,7 +81,8 @@ class Table:
         self._store = store
         self._handle = handle
         self._look()
-        store._tables.add(self)
+        with store._tables_lock:
+            store._tables.add(self)
 
     def _look(self) -> None:
         """Takes over what the engine says of the table."""
@@ -120,7 +121,8 @@ class Table:
     def _gone(self) -> None:
         """The store has gone back to where the table is not: it has no handle, for its number may
         become another table's."""
-        self._store._tables.discard(self)
+        with self._store._tables_lock:
+            self._store._tables.discard(self)
         del self._handle
 
     if not TYPE_CHECKING:
@@ -450,6 +452,7 @@ class Table:
         found = as_keys(keys)
         does, engine = VISITS + CHANGES + ASKS, self._store._core.modify
         call(self._store, [(self, found)], does, engine, self._handle, found.flat, apply)
+        self._store._name_optimizer(self._handle)
 
     def delete(self, keys: ArrayLike) -> int:
         """Deletes rows and returns how many there were; the keys read as initial again.

@@ -315,3 +315,40 @@ def test_a_converted_model_trains_with_any_optimizer(store: embedrock.Store) -> 
     (table,) = store.tables.values()
     np.testing.assert_array_equal(table.get(np.arange(30)), weight)
     assert table.optimizer["kind"] == "adam"
+
+
+def test_state_that_was_written_names_the_optimizer(store: embedrock.Store) -> None:
+    def put(table: embedrock.Table) -> None:
+        table.put([1], ONES[:1], state=np.full((1, 1), 7, np.float32))
+
+    def modify(table: embedrock.Table) -> None:
+        table.put([1], ONES[:1])
+        table.modify([1], lambda _, state: state.fill(7))
+
+    for number, write in enumerate([put, modify]):
+        module = nn.Embedding(10, 4, store=store, name=f"items {number}")
+        write(module.table)
+        with pytest.raises(MismatchError, match="initial_accumulator=0"):
+            embedrock.optim.RowWiseAdagrad(module, lr=0.1, initial_accumulator_value=0.1)
+        assert module.table.get([1], state=True)[1].tolist() == [[7]]
+
+
+def test_a_refresh_goes_on_while_other_threads_ask_for_tables(
+    store: embedrock.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.table("items", 4)
+    store.commit(1)
+    with embedrock.open(store.path, memory="1MiB", read_only=True) as reader:
+        held = [reader.table("items") for _ in range(2)]
+        look = embedrock.Table._look
+
+        def look_while_another_asks(table: embedrock.Table) -> None:
+            look(table)
+            if table in held[:2]:
+                held.append(reader.table("items"))
+
+        monkeypatch.setattr(embedrock.Table, "_look", look_while_another_asks)
+        store.table("items").put([1], ONES[:1])
+        store.commit(2)
+        assert reader.refresh() is not None
+        assert len(held) == 4

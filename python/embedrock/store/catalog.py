@@ -106,13 +106,13 @@ class Catalog(Pins):
         self._core.rename_table(made, name)
         self._later = []
         self._name_optimizer(old)
-        for other in self._tables:
+        for other in self._held_tables():
             if other._handle in (old, made):
                 other._moved(made)
         return True
 
     def _name_optimizer(self, handle: _core.TableId) -> None:
-        """The table's optimizer is the one that somebody wants."""
+        """The table's optimizer is the one that somebody wants, or has written state of."""
         self._unnamed.pop(handle, None)
 
     def _sequence(self) -> int:
@@ -130,7 +130,7 @@ class Catalog(Pins):
     def _tell_again(self, handle: _core.TableId | None = None) -> None:
         """Tables look again at what they are: that of a handle, or all that are there."""
         there = set(self._core.tables())
-        for table in self._tables:
+        for table in self._held_tables():
             if table._handle in there and handle in (None, table._handle):
                 table._look()
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,8 @@ class Handle:
         self._listeners = Listeners()
         self._tables: weakref.WeakSet[Table] = weakref.WeakSet()
         """Handles of tables that somebody has."""
+        self._tables_lock = threading.RLock()
+        """Guards that set, to which other threads add while one goes through it."""
         self._unnamed: dict[_core.TableId, int] = {}
         """Tables for which nobody has named an optimizer, and the last commit before each."""
         self._later: list[dict[str, Any]] = []
@@ -220,7 +223,7 @@ class Handle:
     def _go_back(self, step: int | str, later_pins_stay: bool) -> None:
         """Opens the engine's store anew, at a commit that is there, for every handle of a table."""
         commits = [*self._core.commits(), *self._later_commits()]
-        tables = list(self._tables)
+        tables = self._held_tables()
         held = self._specs_of(tables)
         for listener in self._listeners:
             listener.returning()
@@ -260,6 +263,10 @@ class Handle:
         self._pending = self._pending_step = None
         self._state_taken = True  # who goes back knows where to
         self._prefetcher = Prefetcher(self._core, self._path)
+
+    def _held_tables(self) -> list[Table]:
+        with self._tables_lock:
+            return list(self._tables)
 
     def _specs_of(self, tables: list[Table]) -> dict[_core.TableId, dict[str, Any] | None]:
         """What each of these tables is, in order of creation; None of dropped ones, which are last.
