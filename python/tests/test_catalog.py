@@ -352,3 +352,24 @@ def test_a_refresh_goes_on_while_other_threads_ask_for_tables(
         store.commit(2)
         assert reader.refresh() is not None
         assert len(held) == 4
+
+
+def test_a_module_of_a_name_that_is_free_again_is_over_another_table(
+    store: embedrock.Store,
+) -> None:
+    first = nn.Embedding(10, 4, store=store, name="a", optimizer="sgd")
+    store.rename("a", "b")
+    second = nn.Embedding(10, 4, store=store, name="a", optimizer="sgd")
+    again = nn.Embedding(10, 4, store=store, name="b", optimizer="sgd")
+    assert (first.table.name, second.table.name, again.table.name) == ("b", "a", "b")
+    before = first.table.get([1])
+    train(second, embedrock.optim.SGD(second, lr=0.1), [1])
+    np.testing.assert_array_equal(first.table.get([1]), before)
+    (first(torch.tensor([1])) + again(torch.tensor([1]))).sum().backward()
+    assert next(first.parameters()) is next(again.parameters())
+    embedrock.optim.SGD(first, lr=0.5).step()
+    np.testing.assert_allclose(first.table.get([1]), before - 1, rtol=1e-5)
+    store.drop("a")
+    third = nn.Embedding(10, 4, store=store, name="a", optimizer="sgd")
+    train(third, embedrock.optim.SGD(third, lr=0.1), [1])
+    assert 1 in third.table and len(third.table) == 1

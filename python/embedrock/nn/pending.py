@@ -36,6 +36,7 @@ from embedrock._rows import WAITING
 from embedrock._warnings import warn
 from embedrock.errors import MisuseError, UnsupportedError
 from embedrock.nn import small
+from embedrock.table import Table
 
 if TYPE_CHECKING:
     from embedrock._rows import RowTable
@@ -375,16 +376,25 @@ def asks_for(node: Any) -> bool | None:
     return wanted
 
 
-_REGISTRY: weakref.WeakValueDictionary[tuple[int, str], PendingRows] = weakref.WeakValueDictionary()
+_REGISTRY: weakref.WeakSet[PendingRows] = weakref.WeakSet()
+_REGISTRY_LOCK = threading.Lock()
 
 
 def pending_rows(table: RowTable) -> PendingRows:
     """The pending rows of a table: one object for all modules that use it."""
-    key = (id(table.store), table.name)
-    found = _REGISTRY.get(key)  # it holds the store, so the id cannot be another's
-    if found is None:
-        found = _REGISTRY[key] = PendingRows(table)
-    return found
+    with _REGISTRY_LOCK:
+        for each in _REGISTRY:
+            if each.table.store is table.store and _identity(each.table) == _identity(table):
+                return each
+        made = PendingRows(table)
+        _REGISTRY.add(made)
+        return made
+
+
+def _identity(table: RowTable) -> object:
+    """What tells a table from others of its store. A name may become another table's; the handle,
+    which tables of this process have, follows where the store goes back."""
+    return vars(table).get("_handle") if isinstance(table, Table) else table.name
 
 
 _add_param_group_of_torch = torch.optim.Optimizer.add_param_group
