@@ -189,9 +189,20 @@ def _stamp(path: str) -> Any:
 
 
 def _is_gone_from(url: str) -> bool:
+    """Whether nothing is there, and its folder is: an answer of the storage, not a failure of it.
+
+    ``exists`` of fsspec says no, too, where a storage cannot be asked.
+    """
     try:
         fsspec: Any = importlib.import_module("fsspec")
         files, path = fsspec.core.url_to_fs(url)
-        return not files.exists(path)
+        folder = files._parent(path)
+        files.invalidate_cache(folder)  # others write there, too
+        try:
+            files.info(path)
+            return False
+        except FileNotFoundError:
+            files.info(folder)
+            return True
     except Exception:  # of whatever storage it is
         return False  # it cannot be asked: the pin stays

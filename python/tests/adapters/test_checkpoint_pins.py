@@ -132,6 +132,34 @@ def test_places_that_no_name_can_hold_are_known_in_their_run(
     assert steps(opened) == []
 
 
+def test_a_storage_that_fails_keeps_the_pins(
+    opened: embedrock.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fsspec's ``exists`` says no to every error, so a hiccup took the best model's rows."""
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    folder, pins = "/checkpoints-that-fail", CheckpointPins(opened)
+    for step in (1, 2):
+        train(opened, step)
+        pins.hold(f"memory:/{folder}/{step}.ckpt")
+        memory.pipe(f"{folder}/{step}.ckpt", b"saved")
+        pins.saved(f"memory:/{folder}/{step}.ckpt")
+
+    def hiccup(*_: Any, **__: Any) -> None:
+        raise ConnectionError("the network is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(type(memory), "info", hiccup)
+        CheckpointPins(opened).tidy()
+    assert steps(opened) == [1, 2]
+    memory.rm(f"{folder}/1.ckpt")
+    CheckpointPins(opened).tidy()
+    assert steps(opened) == [2]
+    # Nor does a folder that is gone as a whole: it may have been moved.
+    memory.rm(folder, recursive=True)
+    CheckpointPins(opened).tidy()
+    assert steps(opened) == [2]
+
+
 def test_pins_of_others_stay(opened: embedrock.Store, tmp_path: Path) -> None:
     train(opened, 1)
     for name in ("best", "checkpoint:", "checkpoint:7:none.ckpt", "checkpoint:1"):
