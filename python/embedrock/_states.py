@@ -7,6 +7,7 @@ looked at before it is written, when it is not too late.
 
 from __future__ import annotations
 
+import copy
 import io
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
@@ -64,7 +65,10 @@ def plain(value: Any, place: str) -> Any:
         pairs = zip(value.items(), entries.items(), strict=False)
         if len(entries) == len(value) and all(a is c and b is d for (a, b), (c, d) in pairs):
             return value
-        return type(value)(entries)
+        changed = copy.copy(value)  # with what it has beside its entries
+        changed.clear()
+        changed.update(entries)
+        return changed
     if type(value) in _CONTAINERS:
         items = [plain(entry, f"{place}[{i}]") for i, entry in enumerate(value)]
         same = all(one is other for one, other in zip(value, items, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 import embedrock  # noqa: E402
 from embedrock import nn, optim  # noqa: E402
+from embedrock._states import plain  # noqa: E402
 from embedrock.errors import MismatchError, MisuseError  # noqa: E402
 
 DIM = 4
@@ -144,6 +146,21 @@ def test_numpys_keys_and_zero_dimensional_tensors_are_saved(store: embedrock.Sto
     found: dict[str, Any] = {}
     embedrock.resume(store, None, None, extra=found)
     assert found["by id"] == {3: 1.5} and found["tensor"].item() == 2.5
+
+
+def test_a_mapping_with_numpys_numbers_stays_what_it_is() -> None:
+    """A defaultdict was a TypeError, and a state dict lost its versions."""
+    counted = defaultdict(int, a=np.int64(3))
+    found = plain(counted, "extra")
+    assert type(found) is defaultdict and found == {"a": 3} and type(found["a"]) is int
+    assert found.default_factory is int and type(counted["a"]) is np.int64
+    state = torch.nn.BatchNorm1d(2).state_dict()
+    versions = state._metadata  # type: ignore[attr-defined]
+    state["rate"] = np.float64(0.5)  # type: ignore[assignment]
+    found = plain(state, "state")
+    assert type(found) is OrderedDict and list(found) == list(state)
+    assert found._metadata == versions and type(found["rate"]) is float  # type: ignore[attr-defined]
+    assert plain(Counter(a=np.int64(2)), "extra") == Counter(a=2)
 
 
 @pytest.mark.parametrize("wrong", [np.arange(3), np.datetime64("2020-01-01"), np.array(["a"])])
