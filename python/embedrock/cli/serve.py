@@ -13,10 +13,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedrock.cli import output
 from embedrock.errors import EmbedrockError, LockedError, MisuseError
+
+if TYPE_CHECKING:
+    from embedrock.store import Store
 
 _LOOK_S = 0.5
 """How often a thread of the server is looked for that has ended by itself."""
@@ -255,11 +258,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _made_with(store: Any) -> tuple[str, bool] | None:
+def _made_with(store: Store) -> tuple[str, bool] | None:
     """The buckets that a copy was made with, and whether it has changed since; None for all."""
     from embedrock.store.copied import copied_from, last_facts
 
-    note = copied_from(store)
+    note = copied_from(store.path)
     if note is None or note.buckets is None:
         return None
     return note.buckets, last_facts(store) != note.copy
