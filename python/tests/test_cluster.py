@@ -407,21 +407,21 @@ def test_a_map_and_a_store_of_other_buckets_are_told_from_each_other(
     whole: Path, tmp_path: Path
 ) -> None:
     trio = Trio(tmp_path)
-    embedrock.copy(whole, tmp_path / "c.store", buckets="682-1023")
+    embedrock.copy(whole, tmp_path / "c.store", buckets="701-1023")
     options = ["--cluster", str(trio.map), "--cluster-node"]
-    said = "node 'b', the buckets 341-681, and its store was made with 682-1023: for keys of bucket"
+    said = "node 'b', the buckets 341-700, and its store was made with 701-1023: for keys of bucket"
     with pytest.raises(AssertionError, match=said):
         start(tmp_path / "c.store", *options, "b")
     with serving(tmp_path / "c.store", *options, "c", "--writable") as served:
         found = json.loads(trio.map.read_text())
         wire = Wire("127.0.0.1", served.port, 10, None)
         # A bucket that it takes over has its rows later; none of its own is a mistake.
-        found["nodes"][1]["buckets"], found["nodes"][2]["buckets"] = "342-681", "341,682-1023"
+        found["nodes"][1]["buckets"], found["nodes"][2]["buckets"] = "342-700", "341,701-1023"
         trio.map.write_text(json.dumps(found))
         assert wire.call(b"EMB.CLUSTER", b"RELOAD") == "OK"
-        found["nodes"][1]["buckets"], found["nodes"][2]["buckets"] = "682-1023", "341-681"
+        found["nodes"][1]["buckets"], found["nodes"][2]["buckets"] = "701-1023", "341-700"
         trio.map.write_text(json.dumps(found))
-        with pytest.raises(Refused, match="the buckets 341-681, and its store was made with"):
+        with pytest.raises(Refused, match="the buckets 341-700, and its store was made with"):
             wire.call(b"EMB.CLUSTER", b"RELOAD")
         wire.close()
 
