@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import os
+import select
 import shutil
 import signal
 import socket
@@ -138,7 +139,15 @@ def test_a_follower_whose_terminal_is_closed_commits_first(
     os.close(inside)
     handled = Path(f"/proc/{process.pid}/status")
     until("it takes signals", lambda: takes(handled, number))
-    time.sleep(1)  # it reads the record
+    shown = b""
+
+    def has_read() -> bool:
+        nonlocal shown
+        while select.select([terminal], [], [], 0)[0]:
+            shown += os.read(terminal, 4096)
+        return b"following: 1," in shown
+
+    until("it reads the record", has_read)
     os.close(terminal)  # what it says from here on is an error of the device
     process.send_signal(number)
     process.send_signal(signal.SIGHUP)  # of a terminal, several may come
