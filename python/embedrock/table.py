@@ -80,6 +80,8 @@ class Table:
         """Not for callers: tables come from ``Store.table``."""
         self._store = store
         self._handle = handle
+        self._keys_known = False
+        """Whether keys were looked up here: how they are made is doubted once."""
         self._look()
         with store._tables_lock:
             store._tables.add(self)
@@ -89,6 +91,7 @@ class Table:
         info = self._store._core.table_info(self._handle)
         spec = info["spec"]
         self._name: str = spec["name"]
+        self._first_name: str = spec.get("first_name") or self._name
         self._embedding_dim: int = spec["embedding_dim"]
         self._num_embeddings: int | None = spec["num_embeddings"]
         self._expected_rows: int | None = spec["expected_rows"]
@@ -101,7 +104,9 @@ class Table:
         self._capacity: int | None = spec.get("capacity")
         self._by_id: bool = info["by_id"]
         #: How keys were made, while it may be that a caller does not know that they are hashes.
-        self._hashed_by: str | None = self._store._hashed_by(self._name)
+        self._hashed_by: str | None = None
+        if not self._keys_known and self._handle not in self._store._doubted:
+            self._hashed_by = self._store._hashed_by(self._name)
         self._row_bytes: int = info["row_bytes"]
         self._state_words: int = info["state_words"]
         # Of each kind of row: its size, and what a shape of such rows means.
@@ -487,9 +492,10 @@ class Table:
         kind = self._hashed_by
         if kind is None or not len(keys):
             return
-        self._hashed_by = None
+        self._hashed_by, self._keys_known = None, True
         if not are_small(keys) or self.contains(keys).any():
             return
+        self._store._doubted.add(self._handle)
         example = ""
         if kind == "hash_keys":
             example = f": get(embedrock.hash_keys(['{int(keys[0])}'])) reads the row of that id"

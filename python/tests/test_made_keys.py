@@ -52,6 +52,28 @@ def test_keys_as_they_were_made_are_not_told(store: Path, right_first: bool) -> 
             table.get([-1])
 
 
+@pytest.mark.parametrize("right_first", [True, False])
+def test_a_refresh_tells_nothing_again(tmp_path: Path, right_first: bool) -> None:
+    path, meta = tmp_path / "s", {"keys": {"t": "hash_keys"}}
+    with embedrock.open(path, "4MiB") as writer:
+        writer.table("t", 4)
+        writer.commit(1, meta=meta)
+        with embedrock.open(path, "1MiB", read_only=True) as reader:
+            table = reader.table("t")
+            if right_first:
+                table.get(embedrock.hash_keys(["7"]))
+            else:
+                with pytest.warns(KeysWarning, match="table 't' has none"):
+                    table.get([7])
+            writer.commit(2, meta=meta)
+            assert reader.refresh() is not None
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                table.get([7])
+                if not right_first:
+                    reader.table("t").get([7])
+
+
 def test_rows_with_small_keys_and_other_stores_are_not_told(tmp_path: Path) -> None:
     with embedrock.open(tmp_path / "s", "4MiB") as opened:
         table = opened.table("t", 4)

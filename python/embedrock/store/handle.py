@@ -62,6 +62,10 @@ class Handle:
         """Handles of tables that somebody has."""
         self._tables_lock = threading.RLock()
         """Guards that set, to which other threads add while one goes through it."""
+        self._doubted: set[_core.TableId] = set()
+        """Tables of which a ``KeysWarning`` was said."""
+        self._kinds: tuple[str | None, dict[str, str]] = (None, {})
+        """The meta of a commit, and how it says that keys of tables were made."""
         self._unnamed: dict[_core.TableId, int] = {}
         """Tables for which nobody has named an optimizer, and the last commit before each."""
         self._later: list[dict[str, Any]] = []
@@ -254,6 +258,7 @@ class Handle:
             self._listeners.ended()
             raise
         self._unnamed.clear()
+        self._doubted.clear()
         self._returns += 1
         self._branch = secrets.randbits(62)
         at = self._core.last_commit()

@@ -436,7 +436,14 @@ class Store(Changing):
 
     def _hashed_by(self, name: str) -> str | None:
         """How the keys of a table were made, if they are hashes and the commit says so."""
-        kind = kinds_of(self.meta).get(name)
+        last = self._core.last_commit()
+        if last is None:
+            return None
+        encoded, kinds = self._kinds
+        if encoded != last["meta"]:  # read once for all tables
+            kinds = kinds_of(decode_meta(last["meta"]))
+            self._kinds = last["meta"], kinds
+        kind = kinds.get(name)
         return kind if kind in HASHED else None
 
     @property
