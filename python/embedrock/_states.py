@@ -89,7 +89,26 @@ def fits(optimizer: Any, state: Any) -> bool:
     if isinstance(parts, tuple):  # Together
         saved = state.get("parts")
         return isinstance(saved, list) and len(saved) == len(parts) and all(map(fits, parts, saved))
-    return _groups(optimizer) == _groups(state)
+    name_tables = getattr(optimizer, "_name_tables", None)
+    if name_tables is not None:
+        name_tables()
+    groups, saved = optimizer.param_groups, state.get("param_groups", [])
+    return len(groups) == len(saved) and all(
+        len(group["params"]) == len(other.get("params", ())) and same_tables(group, other)
+        for group, other in zip(groups, saved, strict=True)
+    )
+
+
+def same_tables(group: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
+    """Whether a group that was saved is of the same tables, whatever their names were then.
+
+    A table is told by the name that it was created with, which a group has as ``first_names`` where
+    one of its tables was renamed.
+    """
+    tables, others = group.get("tables"), saved.get("tables")
+    if group.get("first_names", tables) == saved.get("first_names", others):
+        return True
+    return "first_names" not in group and tables == others
 
 
 def told(optimizer: Any) -> str:

@@ -373,3 +373,33 @@ def test_a_module_of_a_name_that_is_free_again_is_over_another_table(
     third = nn.Embedding(10, 4, store=store, name="a", optimizer="sgd")
     train(third, embedrock.optim.SGD(third, lr=0.1), [1])
     assert 1 in third.table and len(third.table) == 1
+
+
+@pytest.mark.parametrize("by_command", [False, True])
+def test_training_is_resumed_after_a_table_was_renamed(
+    store: embedrock.Store, by_command: bool
+) -> None:
+    module = nn.Embedding(10, 4, store=store, name="a", optimizer="adam")
+    optimizer = embedrock.optim.Adam(module, lr=0.1)
+    train(module, optimizer, [1, 2])
+    embedrock.save(store, module, optimizer, step=1)
+    if by_command:
+        store.close()
+        assert main(["rename", str(store.path), "a", "b"]) == 0
+    else:
+        store.rename("a", "b")
+        assert optimizer.state_dict()["param_groups"][0]["tables"] == ["b"]
+        store._commit_again()
+        store.close()
+    with embedrock.open(store.path, memory=MEMORY) as again:
+        renamed = nn.Embedding(10, 4, store=again, name="b", optimizer="adam")
+        other = embedrock.optim.Adam(renamed, lr=0.5)
+        assert embedrock.resume(again, renamed, other) == 1
+        assert other.param_groups[0]["lr"] == 0.1
+        assert other.state_dict()["param_groups"][0]["tables"] == ["b"]
+        again.rename("b", "c")
+        other.load_state_dict(optimizer.state_dict())
+        new = nn.Embedding(10, 4, store=again, name="d", optimizer="adam")
+        with pytest.raises(MismatchError, match="saved state is of tables"):
+            embedrock.optim.Adam(new, lr=0.1).load_state_dict(other.state_dict())
+        embedrock.save(again, renamed, other, step=2)

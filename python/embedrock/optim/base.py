@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from embedrock._arguments import choice, flag, function, iterated, number, shown
 from embedrock._arrays import as_keys
 from embedrock._rows import CollectiveStore, RowStore, RowTable
+from embedrock._states import same_tables
 from embedrock._verbs import NON_FINITE, NonFinite
 from embedrock.clip import Clip, bounds, coefficient
 from embedrock.errors import MismatchError, MisuseError, NonFiniteError, UnsupportedError
@@ -156,8 +157,14 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for pending in self._pending.values():
             pending.drop()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Hyperparameters and step counts, with the names that the tables have now."""
+        self._name_tables()
+        state: dict[str, Any] = super().state_dict()
+        return state
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores hyperparameters and step counts.
+        """Restores hyperparameters and step counts. Tables may have been renamed since.
 
         Errors: ``MismatchError`` when they were saved for other tables.
         """
@@ -166,8 +173,9 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise MisuseError(
                 f"state_dict is {shown(state_dict)}, expected what state_dict() has returned"
             )
+        self._name_tables()
         for group, saved in zip(self.param_groups, groups, strict=False):
-            if group["tables"] != saved.get("tables"):
+            if not same_tables(group, saved):
                 raise MismatchError(
                     f"the saved state is of tables {saved.get('tables')}, this optimizer has "
                     f"{group['tables']}; make it over the same modules in the same order"
@@ -177,6 +185,7 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             super().load_state_dict(state_dict)
         except (KeyError, TypeError, ValueError) as error:
             raise MismatchError(f"the saved state does not fit this optimizer: {error}") from error
+        self._name_tables()
 
     def __getstate__(self) -> Any:
         """Refuses to be copied or pickled."""
@@ -184,6 +193,17 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             f"{type(self).__name__} cannot be copied or pickled: its rows live in the store; make "
             f"it anew and use state_dict() and load_state_dict()"
         )
+
+    def _name_tables(self) -> None:
+        """Brings the names of tables in the groups up to date, and notes those that they were
+        created with where these are others."""
+        for group in self.param_groups:
+            tables = [self._pending[id(parameter)].table for parameter in group["params"]]
+            group["tables"] = names = [table.name for table in tables]
+            first = [getattr(table, "_first_name", table.name) for table in tables]
+            group.pop("first_names", None)
+            if first != names:
+                group["first_names"] = first
 
     def _parts(self, batches: Sequence[_Batch]) -> list[Any]:
         """The batches of one store as the engine takes them."""
