@@ -11,7 +11,7 @@ import pytest
 
 import embedrock
 from brokers import Broker
-from embedrock.errors import MismatchError
+from embedrock.errors import MismatchError, UnsupportedError
 from embedrock.follow import KafkaPublisher
 from topics import DIM, ROWS, follow, make, reopened
 
@@ -72,6 +72,26 @@ def test_a_compacted_topic_has_the_changes_of_each_commit(
         other.commit(99)
         with KafkaPublisher(url) as topic, pytest.raises(MismatchError, match="topic of its own"):
             topic.publish(other)
+
+
+@pytest.mark.parametrize("tables", [["ids", "fresh"], None])
+def test_a_table_that_got_the_name_of_a_published_one_is_refused(
+    path: Path, tables: list[str] | None
+) -> None:
+    """Its old rows were in no record, since they had not changed."""
+    topic = object.__new__(KafkaPublisher)  # without a broker: nothing is sent
+    topic._tables = tables
+    with reopened(path) as store:
+        store.rename("rows", "fresh")
+        store.commit(6)
+        with (
+            store.changes(5, tables=tables) as changes,
+            pytest.raises(UnsupportedError, match="'rows' was renamed"),
+        ):
+            topic._refuse_table_events(changes)
+        topic._tables = ["ids"]
+        with store.changes(5, tables=["ids"]) as changes:
+            topic._refuse_table_events(changes)
 
 
 def values_of(table: embedrock.Table) -> Iterator[tuple[int, list[float]]]:

@@ -139,8 +139,8 @@ class KafkaPublisher:
     def _refuse_table_events(self, changes: Changes) -> None:
         """Refuses what no record of a topic says."""
         given = None if self._tables is None else {_name_of(table) for table in self._tables}
-        for what, name, *_ in changes.table_events:
-            is_meant = given is None or name in given
+        for what, name, *more in changes.table_events:
+            is_meant = given is None or name in given or (what == "renamed" and more[0] in given)
             if is_meant and what in ("dropped", "renamed"):
                 raise UnsupportedError(
                     f"table {name!r} was {what} since the commit that the topic has, and no record "
