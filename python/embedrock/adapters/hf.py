@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from embedrock._arguments import function, whole
 from embedrock._optional import missing
@@ -184,30 +185,62 @@ def commit_with(
     accelerator.register_load_state_pre_hook(load)
 
 
-def _drop_later_before_training(model: nn.Module, pins: CheckpointPins) -> None:
-    """Before the first forward of training, the pins go of what is later than its rows."""
+class _DropsLater:
+    """Before the first forward of training, the pins go of what is later than a model's rows."""
 
-    def before(module: nn.Module, _: Any) -> None:
+    def __init__(self, pins: CheckpointPins | None = None) -> None:
+        self.pins = pins
+        self.handle: RemovableHandle | None = None
+
+    def __call__(self, module: nn.Module, _: Any) -> None:
         if module.training and torch.is_grad_enabled():
-            handle.remove()
-            pins.drop_later()
+            self.remove()
+            if self.pins is not None:
+                self.pins.drop_later()
 
-    handle = model.register_forward_pre_hook(before)
+    def remove(self) -> None:
+        if self.handle is not None:
+            self.handle.remove()
+
+    def __reduce__(self) -> Any:
+        return _DropsLater, ()  # a model that was pickled has no pins to drop
+
+    def __deepcopy__(self, memo: object) -> _DropsLater:
+        return self
+
+
+def _drop_later_before_training(model: nn.Module, pins: CheckpointPins) -> None:
+    for other in list(model._forward_pre_hooks.values()):
+        if isinstance(other, _DropsLater) and (
+            other.pins is None or other.pins.store is pins.store
+        ):
+            other.remove()
+    hook = _DropsLater(pins)
+    hook.handle = model.register_forward_pre_hook(hook)
 
 
 class _GoesBack:
     """Before a module loads a state, its rows go back to those that it was saved beside."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store | None = None) -> None:
         self.store = store
 
     def __call__(self, module: nn.Module, state_dict: Any, prefix: str, *_: Any) -> None:
+        if self.store is None:
+            return
         own = {key[len(prefix) :]: state_dict[key] for key in state_dict if key.startswith(prefix)}
         _restoring.go_back_for(module, self.store, own, "the state_dict")
+
+    def __reduce__(self) -> Any:
+        return _GoesBack, ()  # a model that was pickled goes back once it is made to
+
+    def __deepcopy__(self, memo: object) -> _GoesBack:
+        return self
 
 
 def _go_back_before_loads(model: nn.Module, store: Store) -> None:
     for hook in model._load_state_dict_pre_hooks.values():
-        if isinstance(getattr(hook, "hook", hook), _GoesBack):
+        found = getattr(hook, "hook", hook)
+        if isinstance(found, _GoesBack) and found.store is not None:
             return
     model._register_load_state_dict_pre_hook(_GoesBack(store), with_module=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -302,6 +303,24 @@ def test_hf_finds_the_rows_of_the_best_however_many_came_after(
             trainer.callback_handler.on_train_begin(trainer.args, trainer.state, trainer.control)
     trainer.model.rows.table.put([0], torch.ones(1, DIM))
     opened.commit(20)
+
+
+def test_hooks_of_a_loaded_model_can_be_pickled_and_do_not_pile_up(
+    opened: embedrock.Store,
+) -> None:
+    """A local function could not, and each load left one more."""
+    from embedrock.adapters import hf
+
+    model, pins = torch.nn.Linear(2, 2), CheckpointPins(opened)
+    for _ in range(3):  # as each load_state does
+        hf._go_back_before_loads(model, opened)
+        hf._drop_later_before_training(model, pins)
+    assert len(model._forward_pre_hooks) == len(model._load_state_dict_pre_hooks) == 1
+    again = pickle.loads(pickle.dumps(model))
+    again(torch.ones(1, 2))
+    again.load_state_dict(model.state_dict())
+    model(torch.ones(1, 2))
+    assert not model._forward_pre_hooks
 
 
 def test_accelerate_keeps_states_and_goes_on_from_one(
