@@ -177,7 +177,7 @@ def test_a_table_that_is_made_at_a_server_is_there_after_its_end(empty: Path) ->
             ):
                 with pytest.raises(MismatchError, match=said):
                     remote.table("ads", *given[:2], optimizer=given[2])
-            with pytest.raises(NotFoundError, match="no table 'other' .it has 'ads'"):
+            with pytest.raises(NotFoundError, match=r"no table 'other' .it has 'ads'"):
                 remote.table("other")
             with pytest.raises(MisuseError, match="needs embedding_dim"):
                 remote.table("other", num_embeddings=5)

@@ -84,7 +84,7 @@ def test_a_table_of_a_server_reads_as_one_that_is_here(filled: Path) -> None:
         assert "'user'" in repr(remote["user"])
         with pytest.raises(KeyRangeError, match="2000"):
             remote["user"].get([2000])
-        with pytest.raises(NotFoundError, match="no table 'nobody' .it has 'user', 'key'"):
+        with pytest.raises(NotFoundError, match=r"no table 'nobody' .it has 'user', 'key'"):
             remote["nobody"]
         with pytest.raises(MisuseError, match="--writable"):
             remote["user"].put([1], np.zeros((1, DIM), np.float32))
