@@ -285,9 +285,9 @@ def resume(
 
     Errors: ``MisuseError`` when the store has changes that no commit holds; with an
     ``UncommittedWarning`` instead where there is no commit. ``MismatchError`` when the commit was
-    made without a part that is asked for, or with one that is not, or has optimizers of other
-    parameters or in another order, before anything is restored; what ``load_state_dict`` of a part
-    raises.
+    made without a part that is asked for, or with one that is not, or has optimizers in another
+    order, before anything is restored, and for an optimizer of other parameters; what
+    ``load_state_dict`` of a part raises.
 
     Blocking: reads the dense state from the disk.
     """
@@ -311,6 +311,7 @@ def resume(
     with loading_dense_only():  # the rows are those of the commit, in a copy of the store, too
         for name, owner in owners:
             if name not in left:
+                _check_fits(name, owner, states[name])  # behind the model, which names parameters
                 owner.load_state_dict(with_names_of(owner, states[name]))
     if extra is not None:
         extra.update(states["extra"])
@@ -421,19 +422,26 @@ def _owners(
 
 
 def _check_order(owners: Sequence[tuple[str, Any]], states: Mapping[str, Any]) -> None:
-    """Refuses optimizers of other parameters than those that were saved under their names."""
+    """Refuses optimizers that fit what was saved under other names than theirs."""
     found = [(name, owner) for name, owner in owners if name.startswith("optimizer.")]
     for name, owner in found:
-        if fits(owner, states[name]):
-            continue
         own = [other for other, _ in found if fits(owner, states[other])]
-        way = "make it of the same parameters in the same groups"
-        if own:
+        if own and name not in own:
             way = f"it fits what is saved as {own[0]}: give optimizers in the order of save"
-        raise MismatchError(
-            f"{name} is {type(owner).__name__} of {told(owner)}, and the commit's is of "
-            f"{told(states[name])}; {way}"
-        )
+            raise _of_others(name, owner, states[name], way)
+
+
+def _check_fits(name: str, owner: Any, state: Any) -> None:
+    """Refuses an optimizer of other parameters than those that were saved under its name."""
+    if name.startswith("optimizer.") and not fits(owner, state):
+        raise _of_others(name, owner, state, "make it of the same parameters in the same groups")
+
+
+def _of_others(name: str, owner: Any, state: Any, way: str) -> MismatchError:
+    return MismatchError(
+        f"{name} is {type(owner).__name__} of {told(owner)}, and the commit's is of "
+        f"{told(state)}; {way}"
+    )
 
 
 def _several(given: OneOrMany[Any]) -> Sequence[Any]:
