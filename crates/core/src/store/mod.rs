@@ -236,6 +236,11 @@ impl Inner {
     }
 
     /// What verbs of a closed store report.
+    /// Refuses a store that was closed. The caller has no lock of the engine.
+    fn check_open(&self) -> Result<()> {
+        if self.engine.read().closed { Err(self.closed()) } else { Ok(()) }
+    }
+
     fn closed(&self) -> Error {
         let message = format!("store {} is closed; open it again", self.path.display());
         Error::new(ErrorKind::Closed, message)

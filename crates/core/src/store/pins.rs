@@ -62,6 +62,7 @@ impl Store {
     pub fn unpin(&self, name: &str) -> Result<()> {
         let inner = &*self.inner;
         inner.check_writable()?;
+        inner.check_open()?;
         inner.check_folder()?;
         let _one = inner.pinning.lock();
         if inner.unpin_later(name)? {

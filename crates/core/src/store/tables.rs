@@ -61,6 +61,7 @@ impl Store {
             return self.table_as_stored(id, spec);
         }
         inner.check_writable()?;
+        inner.check_open()?;
         inner.check_folder()?;
         let layout = spec.validate()?;
         inner.prepare_writing()?;
