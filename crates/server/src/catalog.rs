@@ -143,7 +143,7 @@ mod tests {
             ("itmes", "items", 1),
             ("item", "items", 1),
             ("items", "items", 0),
-            ("users", "items", 4),
+            ("users", "items", 3),
             ("", "items", 5),
             ("a", "a name that is much longer", far),
         ] {
