@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from embedrock._optional import require_torch
 from embedrock.cli import output, train_graph, train_nodes
 from embedrock.cli.train_run import (
     print_place,
@@ -284,6 +285,7 @@ def _option(text: str) -> tuple[str, str]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains, prints what came of it."""
+    require_torch("embedrock train")
     if arguments.model in GRAPH_MODELS:
         return train_graph.run(arguments)
     if arguments.model in NODE_MODELS:
