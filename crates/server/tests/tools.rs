@@ -208,8 +208,9 @@ fn large_pipeline() -> (usize, Vec<u8>) {
 fn a_client_that_sends_all_before_it_reads_is_served() {
     let folder = tempfile::tempdir().unwrap();
     let stall = Duration::from_secs(10);
+    // Half of it is for requests that wait, whose buffer doubles: 16 MiB and then 32.
     let options =
-        Options { stall, max_reply_bytes: 1 << 20, client_memory: Some(64 << 20), ..options() };
+        Options { stall, max_reply_bytes: 1 << 20, client_memory: Some(128 << 20), ..options() };
     let server = Server::start(filled(&folder), options).unwrap();
     let (count, requests) = large_pipeline();
     let mut client = Client::new(&server);
