@@ -1,7 +1,8 @@
 //! What a store says of itself: counters, and how memory and disk are spent.
 
-use super::engine::{Class, MemoryUse};
+use super::engine::Class;
 use super::files::class_file::{PARTITION_PREFIX, lies_apart};
+use super::memory::accounts::MemoryUse;
 use super::{Inner, Store};
 use crate::config::{StorageKind, TableInfo};
 use crate::error::{ErrorKind, Result};

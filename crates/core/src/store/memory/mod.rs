@@ -1,4 +1,6 @@
-//! Division of the budget, and the pools of readers that it pays for.
+//! What memory is asked for and how it is spent, the division of the budget, and the pools of
+//! readers that it pays for.
 
+pub(in crate::store) mod accounts;
 pub(in crate::store) mod budget;
 pub(in crate::store) mod pool;

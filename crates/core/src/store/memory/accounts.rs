@@ -1,0 +1,189 @@
+//! What a store's memory is asked for, and how it is spent: the demands of row classes that a plan
+//! divides the budget by, and the bytes that count against it, now and to come.
+//!
+//! Who has a class in hand asks for all others without waiting for them
+//! ([`memory_with`](Engine::memory_with)): one class lock at a time.
+
+use super::budget::{self, ClassDemand, RowsToCome, bytes_of, rows_bytes};
+use crate::config::{Memory, StoreOptions};
+use crate::error::Result;
+use crate::storage::{Storage, StorageMemory};
+use crate::store::engine::{Class, Engine, Table};
+use std::sync::atomic::Ordering;
+
+impl Engine {
+    /// What a plan must know of every class.
+    pub(in crate::store) fn demands(&self) -> Vec<ClassDemand> {
+        let demand = |(i, class): (usize, &Class)| {
+            let tables = || self.tables.iter().filter(move |t| t.class == i);
+            let log = class.log.lock();
+            let expected = |table: &Table| Some((table.id(), table.record.rows_to_come()?));
+            if class.is_direct {
+                // No row of it is in memory: two bits of each are.
+                let index_bytes = log.memory().index_bytes;
+                let sparse = true;
+                let demand = ClassDemand::of(&class.record, &class.choices);
+                return ClassDemand { rows: 1, sparse, index_bytes, ..demand };
+            }
+            ClassDemand {
+                ids: class.dense_rows,
+                rows: tables()
+                    .map(|t| {
+                        let written = t.rows.load(Ordering::Relaxed);
+                        t.record.rows_to_come().unwrap_or(1 << 20).max(written)
+                    })
+                    .sum(),
+                sparse: tables().any(|t| t.first.is_none()),
+                index_bytes: log.memory().index_bytes,
+                index_growth: log.index_growths(&mut tables().filter_map(expected)),
+                ..ClassDemand::of(&class.record, &class.choices)
+            }
+        };
+        self.classes.iter().enumerate().map(demand).collect()
+    }
+
+    fn rows_to_come(&self) -> Vec<RowsToCome<'_>> {
+        let of_tables = self.tables.iter().map(|table| RowsToCome {
+            table: &table.record.spec.name,
+            rows: match table.record.spec.storage.is_direct() {
+                true => Some(0),
+                false => table.record.rows_to_come(),
+            },
+            row_bytes: table.layout.row_bytes(),
+        });
+        of_tables.collect()
+    }
+
+    /// What was asked for, and the budget: the same bytes, or what works where a percentage does
+    /// not. The fixed part of buffers is more than a tenth of a small table, and nobody who asks
+    /// for a share of it knows that.
+    pub(in crate::store) fn budget(&self, options: &StoreOptions) -> Result<(u64, u64)> {
+        let asked = bytes_of(options.memory, &self.rows_to_come())?;
+        let demands = self.demands();
+        match options.memory {
+            Memory::Percent(_) if !budget::works(asked, &demands) => {
+                Ok((asked, budget::enough(&demands)))
+            }
+            _ => Ok((asked, asked)),
+        }
+    }
+
+    /// Refuses a budget that cannot be divided, as `plan` would.
+    pub(in crate::store) fn check_budget(&self, options: &StoreOptions) -> Result<()> {
+        budget::check(self.budget(options)?.1, &self.demands(), options.memory_unit)
+    }
+
+    /// So many bytes of memory as the caller would give them: in the unit, or per cent, that the
+    /// store was opened with.
+    pub(in crate::store) fn spell(&self, options: &StoreOptions, bytes: u64) -> String {
+        let Memory::Percent(per_cent) = options.memory else {
+            return options.memory_unit.spell(bytes);
+        };
+        match rows_bytes(per_cent, &self.rows_to_come()) {
+            Ok(all) if all > 0.0 => format!("\"{}%\"", (bytes as f64 / all * 1e3).ceil() / 10.0),
+            _ => bytes.to_string(),
+        }
+    }
+
+    /// Bytes of everything that counts against the budget.
+    pub(in crate::store) fn memory(&self) -> MemoryUse {
+        let window_bytes = self.window_bytes.load(Ordering::Relaxed);
+        let mut used = MemoryUse { window_bytes, ..MemoryUse::default() };
+        for class in &self.classes {
+            let StorageMemory { index_bytes, buffer_bytes } = class.log.lock().memory();
+            used.index_bytes += index_bytes;
+            used.buffer_bytes += buffer_bytes;
+            if let Some(tier) = &class.tier {
+                used.cache_bytes += tier.cache.memory_bytes();
+                used.staging_bytes += tier.plan.readers_bytes();
+            }
+        }
+        used
+    }
+
+    /// Bytes of everything that counts against the budget, and of what indexes of other classes are
+    /// sure to grow by, for one who has a class in hand. Of a class that another thread has it is
+    /// told what was seen of it last.
+    pub(in crate::store) fn memory_with(&self, at: &Class, log: &dyn Storage) -> u64 {
+        let mut bytes = self.window_bytes.load(Ordering::Relaxed);
+        for (i, class) in self.classes.iter().enumerate() {
+            if let Some(tier) = &class.tier {
+                bytes += tier.cache.memory_bytes() + tier.plan.readers_bytes();
+            }
+            bytes += if std::ptr::eq(class, at) {
+                log.memory().total()
+            } else if let Some(log) = class.log.try_lock() {
+                let seen = log.memory().total() + self.sure_growth(i, &**log);
+                class.seen_bytes.store(seen, Ordering::Relaxed);
+                seen
+            } else {
+                class.seen_bytes.load(Ordering::Relaxed)
+            };
+        }
+        bytes
+    }
+
+    /// Bytes by which the index of a class is sure to grow, for which verbs have made room. Where
+    /// rows make an index grow when they are written, whoever writes them makes it.
+    fn sure_growth(&self, class: usize, log: &dyn Storage) -> u64 {
+        let of = &self.classes[class];
+        match of.record.storage.has_bottom() || of.tier.is_none() {
+            true => 0,
+            false => self.index_bytes_to_come_of(class, log),
+        }
+    }
+
+    /// Bytes by which indexes will grow for new keys whose rows are in memory alone, and those of
+    /// dense tables until they have all rows: a plan has left room for that, which nobody takes.
+    /// Packed ones in a log grow as those of growing tables do.
+    pub(in crate::store) fn index_bytes_to_come(&self) -> u64 {
+        let of_class =
+            |(at, class): (usize, &Class)| self.index_bytes_to_come_of(at, &**class.log.lock());
+        self.classes.iter().enumerate().map(of_class).sum()
+    }
+
+    /// Those of one class, which the caller has in hand.
+    pub(in crate::store) fn index_bytes_to_come_of(&self, at: usize, log: &dyn Storage) -> u64 {
+        let class = &self.classes[at];
+        let tables = || self.tables.iter().filter(|table| table.class == at);
+        let rows = |table: &Table| table.rows.load(Ordering::Relaxed);
+        let of_ids = |table: &Table| {
+            let ids = table.record.dense_ids()?;
+            Some((table.id(), if table.record.packed { rows(table) } else { ids }))
+        };
+        let growing = tables().filter(|table| table.record.dense_ids().is_none());
+        let new_keys = growing.map(|table| {
+            let new = rows(table).saturating_sub(log.rows_stored(table.id()));
+            // Layers may have stored more than the storage can tell.
+            class.memory_for_new_keys(new.min(class.unwritten_rows(log)))
+        });
+        log.index_growths(&mut tables().filter_map(of_ids)) + new_keys.sum::<u64>()
+    }
+}
+
+/// How memory is spent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct MemoryUse {
+    /// Row caches with their metadata.
+    pub cache_bytes: u64,
+    /// Indexes and segment counters.
+    pub index_bytes: u64,
+    /// Flush buffers and chunks being written.
+    pub buffer_bytes: u64,
+    /// Buffers of page reads.
+    pub staging_bytes: u64,
+    /// The look-ahead window: announced uses, next uses of rows, buffers of its reads. The rows
+    /// that it keeps are in the cache.
+    pub window_bytes: u64,
+}
+
+impl MemoryUse {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.cache_bytes
+            + self.index_bytes
+            + self.buffer_bytes
+            + self.staging_bytes
+            + self.window_bytes
+    }
+}
