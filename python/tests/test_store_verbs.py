@@ -463,7 +463,8 @@ class TestTables:
             store.table("t", **{**given, **other})
 
     def test_a_missing_table_is_named_with_those_there_are(self, table: embedrock.Table) -> None:
-        with pytest.raises(NotFoundError, match=r"no table 'adz' \(it has 'ads'; did you mean 'ads'"):
+        said = r"no table 'adz' \(it has 'ads'; did you mean 'ads'"
+        with pytest.raises(NotFoundError, match=said):
             table.store.table("adz")
 
     @pytest.mark.parametrize(
