@@ -209,7 +209,9 @@ impl Inner {
             }
         };
         let named = self.name_commit(sequence, name, written.as_ref().map(|(pinned, _)| pinned));
-        if named.is_err() && written.is_some() {
+        // Where it is open whether the name was written, so is whether the file is needed: whoever
+        // opens the store next knows.
+        if named.is_err() && written.is_some() && self.check_unpoisoned().is_ok() {
             self.remove_pin_file(sequence);
         }
         named
