@@ -8,7 +8,7 @@
 //! `ARCHITECTURE.md` has the rest.
 
 use super::journal::{ChangeOf, ClassRecord, JournalFile, TableRecord};
-use super::memory::budget::{ClassPlan, WAYS, divide};
+use super::memory::budget::{self, ClassPlan, WAYS, divide};
 use super::memory::pool::Pool;
 use super::space::UnitUnderWay;
 use crate::cache::{Cache, CacheShape, DenseTable, Location, RowRef};
@@ -446,8 +446,9 @@ impl Engine {
     /// Gives ids of dense tables their running numbers anew. No cache knows them, so there is none
     /// until a plan is made; no row of them was dirty.
     pub(super) fn count_dense_rows(&mut self) {
+        self.drop_tiers();
         for class in &mut self.classes {
-            (class.dense_rows, class.tier) = (0, None);
+            class.dense_rows = 0;
         }
         for table in &mut self.tables {
             let Some(rows) = table.record.dense_ids() else { continue };
@@ -582,14 +583,31 @@ impl Engine {
         self.planned = self.memory().total() <= self.budget_bytes;
     }
 
-    /// Divides the budget among the classes and builds their tiers. No row may be dirty.
-    pub(super) fn plan(&mut self, options: &StoreOptions, medium: &dyn Medium) -> Result<()> {
-        self.check_budget(options)?;
-        let (asked, budget) = self.budget(options)?;
-        let plans = divide(budget, &self.demands())?;
-        for class in &mut self.classes {
+    /// Drops caches and readers, and what the look-ahead window has in them.
+    fn drop_tiers(&mut self) {
+        let mut of_window = 0;
+        for class in self.classes.iter_mut().filter(|class| class.tier.is_some()) {
+            of_window += class.cache().next_use_bytes() + class.held_ahead_bytes();
             class.tier = None;
         }
+        let window = self.window_bytes.get_mut();
+        *window = window.saturating_sub(of_window);
+    }
+
+    /// Divides the budget among the classes and builds their tiers. No row may be dirty. Of a budget
+    /// that was divided before, what indexes have taken since is still to be taken from the new
+    /// caches: those that there were had given it.
+    pub(super) fn plan(&mut self, options: &StoreOptions, medium: &dyn Medium) -> Result<()> {
+        let (asked, budget) = self.budget(options)?;
+        let demands = self.demands();
+        let to_divide = if self.budget_bytes == 0 {
+            self.check_budget(options)?;
+            budget
+        } else {
+            budget.max(budget::least(&demands))
+        };
+        let plans = divide(to_divide, &demands)?;
+        self.drop_tiers();
         // Room for units of upkeep is a part of a disk bound, which their classes share.
         let sharing = self.classes.iter().filter(|class| class.has_units).count().max(1) as u64;
         for (i, (class, plan)) in self.classes.iter_mut().zip(plans).enumerate() {

@@ -233,7 +233,19 @@ impl Inner {
         engine.plan(&self.options, &*self.medium)?;
         *self.divided.lock() = Some((engine.asked_bytes, engine.budget_bytes));
         self.was_divided.store(true, Ordering::Relaxed);
-        self.make_window_room(&engine, 0).map(drop)
+        if !self.make_window_room(&engine, 0)? {
+            engine.planned = false;
+            engine.check_budget(&self.options)?;
+            bail!(
+                Budget,
+                "{} bytes in use are more than memory={}, and no cache can give any; reopen with \
+                 at least memory={}",
+                engine.memory().total(),
+                engine.spell(&self.options, engine.budget_bytes),
+                engine.spell(&self.options, budget::enough(&engine.demands())),
+            );
+        }
+        Ok(())
     }
 
     /// Refuses a table with which the budget cannot work. One in per cent grows with the tables

@@ -12,6 +12,7 @@ use crate::storage::failures::FAILURES_BYTES;
 use crate::storage::kinds::{
     bytes_for_written_rows, change_bytes_beside, journal_bytes_beside, log_index_bytes,
 };
+use crate::storage::page::ENTRY_BYTES;
 use crate::storage::{FlushBuffer, StorageBudget, StorageMemory, StorageWrite};
 
 /// Chunks being filled, one for each stream, and one in flight or read back by cleaning.
@@ -63,7 +64,8 @@ impl Demand {
             row_bytes: self.row_bytes,
             chunk_bytes,
             chunks: if chunk_bytes == least { CHUNKS_MIN } else { CHUNKS },
-            parked_rows: (chunk_bytes / self.row_bytes).max(PARKED_ROWS_MIN),
+            // As many as a chunk stores.
+            parked_rows: (chunk_bytes / (self.row_bytes + ENTRY_BYTES)).max(PARKED_ROWS_MIN),
         }
     }
 }
@@ -101,7 +103,7 @@ impl Share {
 
     /// Bytes of a merge, where the storage has them, of its changes that wait for the journal, and
     /// of what upkeep could not read.
-    fn merge_bytes(&self) -> usize {
+    pub fn merge_bytes(&self) -> usize {
         match self.kind {
             StorageKind::Log | StorageKind::Pmem => 0,
             StorageKind::Lsm | StorageKind::Pages => {

@@ -99,6 +99,7 @@ impl Lsm {
             next_ticket: 0,
             upkeep: Upkeep::default(),
             set_aside: SetAside::default(),
+            expected_bytes: 0,
             room,
         }
     }

@@ -94,7 +94,7 @@ const READ_REQUEST_BYTES_MAX: usize = 16 << 10;
 /// A class has the buffers of a share of the budget of at least its index divided by this.
 const INDEX_PER_SHARE: u64 = 64;
 /// Journal and catalog.
-const FIXED_BYTES: u64 = 64 << 10;
+pub(super) const FIXED_BYTES: u64 = 64 << 10;
 
 /// The rows that a table will have, as far as is known.
 #[derive(Clone, Copy, Debug)]
@@ -284,8 +284,9 @@ fn fixed(demands: &[ClassDemand]) -> u64 {
     FIXED_BYTES + demands.len() as u64 * CACHE_FIXED_BYTES
 }
 
-/// The smallest budget with which every class has buffers and one set of cache.
-fn least(demands: &[ClassDemand]) -> u64 {
+/// The smallest budget with which every class has buffers and one set of cache, also when its
+/// growing tables hold what is expected.
+pub(in crate::store) fn least(demands: &[ClassDemand]) -> u64 {
     let classes: u64 = demands.iter().map(|d| bytes_with(d, &ClassPlan::least(d))).sum();
     classes + fixed(demands)
 }
