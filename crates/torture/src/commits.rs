@@ -75,7 +75,7 @@ impl Life<'_> {
         let Some(point) = self.under_way.clone() else { return Ok(()) };
         self.note(|| "portion of the commit".to_owned());
         match self.store().commit_step() {
-            Ok(None) => Ok(()),
+            Ok(None) => self.watch_budget(),
             outcome => {
                 self.under_way = None;
                 self.committed(point, outcome)

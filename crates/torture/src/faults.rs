@@ -182,22 +182,6 @@ pub(crate) fn arm(medium: &SimMedium, fault: Fault, random: &mut Random) -> bool
     false
 }
 
-/// Ends what was armed and has not struck.
-pub(crate) fn disarm(medium: &SimMedium) {
-    let never = u64::MAX;
-    medium.fail_read(never);
-    medium.short_read(never);
-    medium.fail_write(never);
-    medium.fail_sync(never);
-    medium.full_allocate(never);
-    medium.full_write(never);
-    medium.lose_write(never);
-    medium.misdirect_write(never);
-    medium.stale_read(never);
-    medium.power_cut_after(never);
-    medium.power_cut_in_sync("", never);
-}
-
 /// Flips bits of one file, where something was written more often than in its reserved end.
 fn flip(medium: &SimMedium, random: &mut Random) -> bool {
     let cold = medium.folder(COLD);

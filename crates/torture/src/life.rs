@@ -158,6 +158,7 @@ impl<'c> Life<'c> {
             self.act()?;
             self.watch_budget()?;
             self.use_pins()?;
+            self.look_around()?;
             self.meddle()?;
             self.look_around()?;
         }
@@ -453,7 +454,7 @@ impl<'c> Life<'c> {
         }
         // A device that lies tells nothing of what it lost in a power cut.
         if fault.lies() {
-            faults::disarm(&self.medium);
+            self.medium.end_single_faults();
         }
         self.note(|| format!("armed {}", fault.name()));
         self.strike(fault);
@@ -482,7 +483,7 @@ impl<'c> Life<'c> {
     }
 
     /// After each operation, portions of commits among them: the store is within its budget.
-    fn watch_budget(&self) -> Step {
+    pub(crate) fn watch_budget(&self) -> Step {
         if self.medium.power_is_off() || self.is_poisoned() {
             return Ok(());
         }
@@ -633,7 +634,7 @@ impl<'c> Life<'c> {
     pub(crate) fn open_again(&mut self, at: At) -> Step {
         self.lies_now();
         if !self.doomed {
-            faults::disarm(&self.medium);
+            self.medium.end_single_faults();
             self.blame = Blame::from_now(&self.medium, self.blame.bounded);
             if self.random.chance(1, 6) {
                 self.arm_one(&|fault| !fault.lies());
@@ -713,7 +714,7 @@ impl<'c> Life<'c> {
     /// The end of a life: all is there, also after the last power cut.
     fn end(&mut self) -> Step {
         self.note(|| "end".to_owned());
-        faults::disarm(&self.medium);
+        self.medium.end_single_faults();
         self.complete_by_hand()?;
         self.look_around()?;
         let result = self.check_everything();

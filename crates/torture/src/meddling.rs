@@ -4,7 +4,6 @@
 //! A writer finds out at its next commit at the latest. The other store stays as it is, and the own
 //! one whole.
 
-use crate::faults;
 use crate::life::{Life, Step, Stop};
 use crate::pins::At;
 use crate::random::Random;
@@ -38,11 +37,11 @@ impl Life<'_> {
         if !self.plan.meddles() || cannot || is_busy || !random.chance(1, EVERY) {
             return Ok(());
         }
-        // What is armed strikes what the life does itself.
-        faults::disarm(&self.medium);
-        if self.medium.has_faults() || self.cut_in_commit {
+        if self.cut_in_commit {
             return Ok(());
         }
+        // What is armed strikes what the life does itself.
+        self.medium.end_single_faults();
         let others = std::mem::replace(&mut self.random, random);
         let outcome = match self.random.chance(1, 2) {
             true => self.replace_folder(),
@@ -70,6 +69,7 @@ impl Life<'_> {
             }
         }
         other.check()?;
+        other.remove()?;
         self.medium.put_folder_back();
         Ok(())
     }
@@ -78,6 +78,10 @@ impl Life<'_> {
     /// on with that one.
     fn remove_lock(&mut self) -> Step {
         self.note(|| "the lock file is removed, another writer comes".to_owned());
+        // Whoever removes it is slower than a device.
+        if let Err(error) = self.store().land_writes() {
+            return self.refused("landing writes", &error, None);
+        }
         if self.medium.remove("lock").is_err() {
             return Ok(());
         }
@@ -85,13 +89,19 @@ impl Life<'_> {
         let Some(old) = self.take_store() else { return Ok(()) };
         // Of the old one, whose tables the other may not have.
         let tables: Vec<TableId> = old.tables().iter().map(|info| info.id).collect();
+        let machine = self.medium.clone();
         self.open_again(At::Last)?;
-        faults::disarm(&self.medium);
+        self.medium.end_single_faults();
         if self.medium.power_is_off() || self.is_doomed() {
             return Ok(());
         }
         self.act()?;
+        self.complete_by_hand()?;
         if self.medium.power_is_off() || self.is_poisoned() || self.is_doomed() {
+            return Ok(());
+        }
+        // Where the power went while the other was opened, the old one went with it.
+        if machine.power_is_off() {
             return Ok(());
         }
         // What it writes waits in memory, or is refused.
@@ -196,6 +206,15 @@ impl Other {
             Err(_) if self.medium.power_is_off() => Ok(()),
             found => Err(format!("the store in the place of another has {found:?}").into()),
         }
+    }
+
+    /// It leaves the place, and the room that it took.
+    fn remove(&self) -> Step {
+        let names = self.medium.list("").unwrap_or_default();
+        let removed = names.iter().try_for_each(|name| self.medium.remove(name));
+        // A power cut would bring back what was not synced.
+        let synced = removed.and_then(|()| self.medium.sync_dir());
+        synced.map_err(|error| format!("removing the other store: {error:?}").into())
     }
 }
 

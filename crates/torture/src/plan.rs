@@ -244,10 +244,17 @@ impl Plan {
         };
         // Of its own, too.
         let of_memory = &mut Random::new(seed, 6);
-        let kind = if of_memory.chance(1, 10) { Kind::Narrow } else { kind };
+        let kind = if of_memory.chance(1, 6) { Kind::Narrow } else { kind };
         let churns = kind == Kind::Churn;
+        // Small buffers beside which an index is no small part of a budget.
+        let narrow = kind == Kind::Narrow;
         let page_bits = *random.pick(&[0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 4]);
-        let page_bytes = 512 << if churns { page_bits / 2 } else { page_bits };
+        let page_bits = match kind {
+            Kind::Churn => page_bits / 2,
+            Kind::Narrow => 0,
+            _ => page_bits,
+        };
+        let page_bytes = 512 << page_bits;
         let tables = tables(seed, kind, page_bytes, 1 + random.below(6) as usize);
         let bytes: u64 = tables.iter().map(|t| t.keys * t.layout.row_bytes() as u64).sum();
         // What a store takes beside rows: journals of a quarter of a MiB, room for commits.
@@ -272,11 +279,11 @@ impl Plan {
             faults: limits.faults,
             fault_every: *random.pick(&[12, 25, 50, 100]),
             page_bytes,
-            segment_bytes: if churns { smallest } else { segment_bytes },
+            segment_bytes: if churns || narrow { smallest } else { segment_bytes },
             memory_percent: match kind {
                 _ if !has(Habit::Tight) => None,
                 Kind::Crowded => Some(100),
-                Kind::Narrow => Some(*of_memory.pick(&[110, 130, 150, 200])),
+                Kind::Narrow => Some(*of_memory.pick(&[150, 200, 250])),
                 _ => memory_percent,
             },
             max_held_bytes: max_held_bytes.filter(|_| has(Habit::Bounds)),
@@ -304,7 +311,7 @@ impl Plan {
                 Kind::Growth => 500,
                 Kind::Churn => 150,
                 Kind::Crowded => 8,
-                Kind::Narrow => 2000,
+                Kind::Narrow => 5000,
                 _ => *random.pick(&[8, 40, 120]),
             },
             pins: Random::new(seed, 5).chance(1, 2) && has(Habit::Pins),
@@ -315,8 +322,8 @@ impl Plan {
                 JOURNAL_BYTES_MIN,
             ]),
         };
-        if kind == Kind::Narrow {
-            plan.operations /= 4;
+        if narrow {
+            plan.operations /= 12;
         }
         if plan.max_disk_bytes.is_some() && random.chance(1, 2) {
             let enough = plan.roomy_bytes();
@@ -450,8 +457,8 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
         optimizer.initial_accumulator = 0.25;
     }
     let dtype = *random.pick(&[Dtype::Float32, Dtype::Float32, Dtype::Float16, Dtype::Bfloat16]);
-    let dims = if grows || narrow { 3 } else { 24 };
-    let mut dim = 1 + random.below(dims) as usize;
+    let dims = if grows { 3 } else { 24 };
+    let mut dim = if narrow { 1 } else { 1 + random.below(dims) as usize };
     let layout = loop {
         let layout = RowLayout::new(dtype, dim, optimizer.state_words(dim));
         let layout = layout.expect("a row of a few values");
@@ -463,7 +470,7 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
     let dense = narrow || !grows && random.chance(1, 2);
     let keys = match kind {
         Kind::Growth if grows => 2300 + random.below(700),
-        Kind::Narrow => 20_000 + random.below(10_000),
+        Kind::Narrow => 40_000 + random.below(20_000),
         // Often a segment's worth, so that a row comes back to the same place of another segment.
         Kind::Churn => {
             let segment = (rows_per_page(page_bytes, &layout) * PAGES_PER_SEGMENT) as u64;

@@ -31,6 +31,13 @@ impl Random {
         &from[self.below(from.len() as u64) as usize]
     }
 
+    /// Puts these in another order, each as likely.
+    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
+        for at in (1..items.len()).rev() {
+            items.swap(at, self.below(at as u64 + 1) as usize);
+        }
+    }
+
     /// A number of about -2 to 2, exact in float16.
     pub(crate) fn value(&mut self) -> f32 {
         (self.below(2001) as f32 - 1000.0) / 512.0

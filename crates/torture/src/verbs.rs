@@ -46,7 +46,12 @@ impl Life<'_> {
         if self.plan.kind == Kind::Growth && self.random.chance(1, 2) {
             return self.grow_and_shrink();
         }
-        if matches!(self.plan.kind, Kind::Churn | Kind::Narrow) && self.random.chance(1, 6) {
+        let rewrites = match self.plan.kind {
+            Kind::Churn => self.random.chance(1, 6),
+            Kind::Narrow => self.random.chance(1, 4),
+            _ => false,
+        };
+        if rewrites {
             return self.rewrite();
         }
         let commits = self.plan.kind == Kind::Commits;
@@ -84,18 +89,30 @@ impl Life<'_> {
         }
     }
 
-    /// All rows of a table in the same order, as a pass over its data does.
+    /// All rows of a table in the same order, as a pass over its data does, or in another where
+    /// they are many: so that what waits in the cache lies everywhere.
     pub(crate) fn rewrite(&mut self) -> Step {
         let (table, _) = self.draw_table();
         let plan = Rc::clone(&self.table(table).plan);
-        let keys: Vec<u64> = (0..plan.keys).map(|i| plan.key(i)).collect();
+        let mut keys: Vec<u64> = (0..plan.keys).map(|i| plan.key(i)).collect();
+        if self.plan.kind == Kind::Narrow {
+            self.random.shuffle(&mut keys);
+        }
         for part in keys.chunks(self.plan.batch as usize) {
             self.train_on(&[(table, part.to_vec())])?;
             if self.is_poisoned() || self.medium.power_is_off() {
                 return Ok(());
             }
         }
-        if self.random.chance(1, 2) { self.commit() } else { Ok(()) }
+        match self.plan.kind {
+            // Of a cache full of dirty rows: the budget is watched after each portion.
+            Kind::Narrow => {
+                self.begin_by_hand()?;
+                self.complete_by_hand()
+            }
+            _ if self.random.chance(1, 2) => self.commit(),
+            _ => Ok(()),
+        }
     }
 
     /// The first table grows until its index has split, shrinks until that merges, and so on.
@@ -583,7 +600,7 @@ impl Life<'_> {
         // A journal that replaces another takes some commits to write. The other goes once no kept
         // commit is in it.
         for _ in 0..2 * (self.plan.keep_max() + 2) {
-            crate::faults::disarm(&self.medium);
+            self.medium.end_single_faults();
             self.commit()?;
             if self.cannot_go_on() {
                 return Ok(());

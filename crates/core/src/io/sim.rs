@@ -246,6 +246,13 @@ impl SimMedium {
         self.once(Fault::StaleRead, after);
     }
 
+    /// Ends the single faults and the power cut that have not struck; chances stay.
+    pub fn end_single_faults(&self) {
+        let mut device = self.device.lock();
+        device.faults.end_single();
+        (device.cut_after, device.cut_in_sync) = (None, None);
+    }
+
     /// True while a write or an allocation is still to find no room.
     pub fn has_faults(&self) -> bool {
         let device = self.device.lock();

@@ -140,6 +140,10 @@ impl Injector {
         self.once[fault as usize] = Some(after);
     }
 
+    pub(super) fn end_single(&mut self) {
+        self.once = [None; FAULTS];
+    }
+
     /// Whether a single fault is still to strike.
     pub(super) fn waits(&self, fault: Fault) -> bool {
         self.once[fault as usize].is_some()

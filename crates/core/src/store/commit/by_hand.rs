@@ -66,6 +66,14 @@ impl Store {
         }
         Ok(None)
     }
+
+    /// Waits until what was written has landed, as it has after a while of any device.
+    ///
+    /// *Errors*: those of the writes.
+    pub fn land_writes(&self) -> Result<()> {
+        let engine = self.inner.engine.read();
+        engine.classes.iter().try_for_each(|class| class.log.lock().write_out())
+    }
 }
 
 impl Inner {
