@@ -221,9 +221,11 @@ impl Connection {
     }
 
     /// So many bytes came in a turn, in which whole requests were taken or not; what is left in the
-    /// input waits for more bytes, unless it is held up.
+    /// input waits for more bytes, unless it is held up. Of a request that is skipped nothing need be
+    /// left.
     pub(crate) fn note_arrived(&mut self, bytes: usize, has_taken: bool) {
-        if self.input.is_empty() || self.is_held_up {
+        let is_between = self.input.is_empty() && !self.decoder.is_skipping();
+        if is_between || self.is_held_up {
             self.arriving = None;
         } else if has_taken {
             self.arriving = Some(Pace::new());
@@ -322,6 +324,16 @@ impl Input {
         if self.is_empty() {
             (self.begin, self.end) = (0, 0);
             buffers.give(std::mem::take(&mut self.bytes));
+        }
+    }
+
+    /// Gives a buffer back that has grown, where what is left fits one that has not.
+    pub(crate) fn shrink(&mut self, buffers: &mut Buffers) {
+        let count = self.end - self.begin;
+        if self.bytes.len() > BUFFER_BYTES && count < BUFFER_BYTES {
+            let mut bytes = buffers.take();
+            bytes[..count].copy_from_slice(self.filled());
+            (self.bytes, self.begin, self.end) = (bytes, 0, count);
         }
     }
 

@@ -60,6 +60,15 @@ impl Session {
         }
     }
 
+    /// Refuses one request, of which no more is known than what is wrong with it. Those behind it
+    /// are taken, and none of those since `MULTI` will run.
+    pub(crate) fn refuse_one(&mut self, reason: &str) {
+        if let Some(queue) = &mut self.queue {
+            queue.fail();
+        }
+        self.output.write(self.protocol, |writer| writer.error("ERR", reason));
+    }
+
     /// Refuses all that comes from here on, with the reason as the last reply.
     pub(crate) fn refuse(&mut self, code: &str, reason: &str) {
         self.output.write(self.protocol, |writer| writer.error(code, reason));

@@ -16,7 +16,7 @@ use crate::linger::Linger;
 use crate::options::Options;
 use crate::pulls::{Delivered, Pulls};
 use crate::refusal::Refusal;
-use crate::resp::Limits;
+use crate::resp::{Decoded, Limits};
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::stream::Stream;
@@ -44,8 +44,11 @@ const PULL_BYTES: usize = 16 << 20;
 const LAST_REPLIES: Duration = Duration::from_secs(5);
 /// How much longer it waits for the kernel to be done with what was cut off.
 const LAST_SENDS: Duration = Duration::from_secs(1);
-/// Requests of who has not given the password.
-const NOT_ADMITTED: Limits = Limits { frame_bytes: 16 << 10, arguments: 16 };
+/// Requests of who has not given the password, for whom nothing is skipped.
+const NOT_ADMITTED: Limits = Limits { frame_bytes: 16 << 10, arguments: 16, skipped_bytes: 0 };
+/// Bytes of a request that is read to its end though it is refused. Redis takes no longer argument
+/// (`proto-max-bulk-len`), so that clients send none; whoever announces more is not waited for.
+const SKIPPED_BYTES: usize = 512 << 20;
 
 /// Sweeps without a request after which memory for the next ones is given up.
 const QUIET_SWEEPS: u32 = 6;
@@ -134,7 +137,11 @@ impl Worker {
         let options = &shared.options;
         // A row and its key are two arguments.
         let arguments = options.max_keys.saturating_mul(2).saturating_add(64);
-        let limits = Limits { frame_bytes: options.max_request_bytes, arguments };
+        let limits = Limits {
+            frame_bytes: options.max_request_bytes,
+            arguments,
+            skipped_bytes: SKIPPED_BYTES,
+        };
         let worker = Self {
             number,
             poll,
@@ -363,13 +370,24 @@ impl Worker {
                 let queued = running.as_mut().and_then(|queue| queue.next());
                 let limits = if session.is_admitted { &self.limits } else { &NOT_ADMITTED };
                 let decoded = match queued {
-                    Some(_) => Ok(Some(0)),
+                    Some(_) => Ok(Decoded::Request(0)),
                     None => decoder.decode(input.filled(), limits),
                 };
                 let length = match decoded {
-                    Ok(Some(length)) => length,
-                    Ok(None) => {
+                    Ok(Decoded::Request(length)) => length,
+                    Ok(Decoded::More) => {
                         is_whole = false;
+                        continue;
+                    }
+                    Ok(Decoded::Part(length)) => {
+                        input.consume(length);
+                        continue;
+                    }
+                    Ok(Decoded::Refused(length, reason)) => {
+                        shared.metrics.refused.inc();
+                        session.refuse_one(&reason);
+                        input.consume(length);
+                        has_taken = true;
                         continue;
                     }
                     Err(error) => {
@@ -426,6 +444,9 @@ impl Worker {
         }
         connection.note_arrived(bytes, has_taken);
         connection.input.release(&mut self.buffers);
+        if connection.decoder.is_skipping() {
+            connection.input.shrink(&mut self.buffers);
+        }
         if connection.input.is_empty() && connection.decoder.memory_bytes() > 64 << 10 {
             connection.decoder.shrink();
         }

@@ -97,7 +97,7 @@ impl Queue {
     }
 
     /// None of its requests will run, so that it keeps none.
-    fn fail(&mut self) {
+    pub(crate) fn fail(&mut self) {
         self.has_failed = true;
         (self.bytes, self.arguments, self.ends) = Default::default();
         self.part.release();

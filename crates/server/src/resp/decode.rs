@@ -4,6 +4,10 @@
 //! where it stopped, so bytes that trickle in are looked at once. It copies nothing but words
 //! between quotation marks: other arguments are ranges of the caller's buffer. It allocates for
 //! arguments that are there, never for what a length says.
+//!
+//! A request beyond a limit whose lengths are numbers is skipped: its bytes are for the caller to
+//! drop as they come, and it ends in what was wrong with it. What is no request, or announces more
+//! than may be skipped, is the end of its connection.
 
 use super::words::split_quoted;
 use crate::stream::HANDSHAKE;
@@ -24,9 +28,43 @@ pub(crate) struct Limits {
     pub(crate) frame_bytes: usize,
     /// Arguments, the command's name included.
     pub(crate) arguments: usize,
+    /// Bytes of a request that is skipped because it has more of either; 0 to skip none.
+    pub(crate) skipped_bytes: usize,
 }
 
-/// Why a connection cannot go on: where its next request begins is not known.
+/// What came of some bytes.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Decoded {
+    /// Nothing yet.
+    More,
+    /// A request of so many bytes.
+    Request(usize),
+    /// So many bytes of a request that is skipped. The next ones begin behind them.
+    Part(usize),
+    /// The last bytes of such a request, and what was wrong with it.
+    Refused(usize, String),
+}
+
+/// What a request has more of than it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Excess {
+    Bytes,
+    /// So many.
+    Arguments(usize),
+}
+
+impl Excess {
+    /// What is said of a request of so many bytes.
+    fn words(self, bytes: impl fmt::Display, limits: &Limits) -> String {
+        let (came, most) = match self {
+            Self::Bytes => (format!("{bytes} bytes"), limits.frame_bytes),
+            Self::Arguments(count) => (format!("{count} arguments"), limits.arguments),
+        };
+        format!("a request of {came}, expected at most {most}; send it in parts")
+    }
+}
+
+/// Why a connection cannot go on: where its next request begins is not known, or too far away.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ProtocolError(pub(crate) String);
 
@@ -50,13 +88,19 @@ enum State {
     Length,
     /// So many bytes of an argument, and the end of its line.
     Bytes(usize),
+    /// The same of a request that is skipped, of which so many bytes are left.
+    Skipped { length: usize, left: usize },
 }
 
 /// Decodes one request after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
     state: State,
-    /// Bytes of the request that are decoded.
+    /// Why the request is skipped, if it is.
+    excess: Option<Excess>,
+    /// Bytes of the request that the caller has dropped: none, unless it is skipped.
+    dropped: usize,
+    /// Bytes behind those that are decoded.
     decoded: usize,
     /// Bytes that have no end of line, from `decoded` on.
     searched: usize,
@@ -68,63 +112,91 @@ pub(crate) struct Decoder {
 }
 
 impl Decoder {
-    /// Goes on with a request. `bytes` begin with its first byte and may end anywhere, or behind
-    /// it; they are those of the last call and what has come since.
+    /// Goes on with a request. `bytes` begin with its first byte, or behind the last part of it that
+    /// was skipped, and may end anywhere, or behind it; they are those of the last call, without
+    /// such a part, and what has come since.
     ///
     /// Returns the bytes of the request once it is whole. The next call begins another one.
     pub(crate) fn decode(
         &mut self,
         bytes: &[u8],
         limits: &Limits,
-    ) -> Result<Option<usize>, ProtocolError> {
+    ) -> Result<Decoded, ProtocolError> {
         if self.state == State::Begin {
-            let Some(first) = bytes.first() else { return Ok(None) };
-            self.arguments.clear();
-            self.words = None;
-            (self.decoded, self.searched) = (0, 0);
-            if *first == HANDSHAKE {
-                return Err(ProtocolError(
-                    "a client speaks TLS, and this server does not encrypt: connect with a \
-                     redis:// URL, or start the server with --tls-cert and --tls-key"
-                        .to_owned(),
-                ));
-            }
-            self.state = if *first == b'*' { State::Count } else { State::Inline };
+            let Some(first) = bytes.first() else { return Ok(Decoded::More) };
+            self.begin(*first)?;
         }
         loop {
-            let done = match self.state {
-                State::Begin => true,
-                State::Inline => match self.line(bytes, INLINE_MAX.min(limits.frame_bytes))? {
-                    Some(line) => {
-                        self.take_words(bytes, line, limits)?;
-                        true
-                    }
-                    None => return Ok(None),
-                },
-                State::Count => match self.line(bytes, LENGTH_LINE_MAX)? {
-                    Some(line) => {
-                        self.left = count_of(&bytes[line], limits)?;
-                        self.state = State::Length;
-                        self.left == 0
-                    }
-                    None => return Ok(None),
-                },
-                State::Length => match self.line(bytes, LENGTH_LINE_MAX)? {
-                    Some(line) => {
-                        let length = self.length_of(&bytes[line], limits)?;
-                        self.state = State::Bytes(length);
-                        false
-                    }
-                    None => return Ok(None),
-                },
-                State::Bytes(length) => match self.take_argument(bytes, length)? {
-                    true => self.left == 0,
-                    false => return Ok(None),
-                },
-            };
-            if done {
-                self.state = State::Begin;
-                return Ok(Some(self.decoded));
+            match self.advance(bytes, limits)? {
+                Some(false) => {}
+                Some(true) => {
+                    self.state = State::Begin;
+                    return Ok(match self.excess.take() {
+                        None => Decoded::Request(self.decoded),
+                        Some(excess) => {
+                            let all = self.dropped + self.decoded;
+                            Decoded::Refused(self.decoded, excess.words(all, limits))
+                        }
+                    });
+                }
+                None if self.is_skipping() && self.decoded > 0 => {
+                    let part = std::mem::take(&mut self.decoded);
+                    self.dropped += part;
+                    return Ok(Decoded::Part(part));
+                }
+                None => return Ok(Decoded::More),
+            }
+        }
+    }
+
+    /// Whether a request is skipped whose end has not come.
+    pub(crate) fn is_skipping(&self) -> bool {
+        self.excess.is_some()
+    }
+
+    fn begin(&mut self, first: u8) -> Result<(), ProtocolError> {
+        self.arguments.clear();
+        (self.words, self.excess) = (None, None);
+        (self.dropped, self.decoded, self.searched) = (0, 0, 0);
+        if first == HANDSHAKE {
+            return Err(ProtocolError(
+                "a client speaks TLS, and this server does not encrypt: connect with a redis:// \
+                 URL, or start the server with --tls-cert and --tls-key"
+                    .to_owned(),
+            ));
+        }
+        self.state = if first == b'*' { State::Count } else { State::Inline };
+        Ok(())
+    }
+
+    /// Takes the next line or argument. Returns whether it was the last one, or nothing while it is
+    /// not there.
+    fn advance(&mut self, bytes: &[u8], limits: &Limits) -> Result<Option<bool>, ProtocolError> {
+        let most = match self.state {
+            State::Begin => return Ok(Some(true)),
+            State::Bytes(length) => return self.take_argument(bytes, length),
+            State::Skipped { length, left } => return self.skip_argument(bytes, length, left),
+            State::Inline => INLINE_MAX.min(limits.frame_bytes),
+            State::Count | State::Length => LENGTH_LINE_MAX,
+        };
+        let Some(line) = self.line(bytes, most)? else { return Ok(None) };
+        match self.state {
+            State::Count => {
+                self.left = self.count_of(&bytes[line], limits)?;
+                self.state = State::Length;
+                Ok(Some(self.left == 0))
+            }
+            State::Length => {
+                let length = self.length_of(&bytes[line], limits)?;
+                self.state = match self.is_skipping() {
+                    true => State::Skipped { length, left: length },
+                    false => State::Bytes(length),
+                };
+                Ok(Some(false))
+            }
+            _ => {
+                self.take_words(bytes, line, limits)?;
+                Ok(Some(true))
             }
         }
     }
@@ -167,7 +239,7 @@ impl Decoder {
     }
 
     /// The length that an argument says it has.
-    fn length_of(&self, line: &[u8], limits: &Limits) -> Result<usize, ProtocolError> {
+    fn length_of(&mut self, line: &[u8], limits: &Limits) -> Result<usize, ProtocolError> {
         let Some(digits) = line.strip_prefix(b"$") else {
             let came = line.first().map_or("nothing".to_owned(), |byte| quoted(&[*byte]));
             return Err(ProtocolError(format!(
@@ -178,33 +250,85 @@ impl Decoder {
             return Err(ProtocolError(format!("invalid bulk length {}", quoted(digits))));
         };
         let rest = self.left.saturating_sub(1).saturating_mul(ARGUMENT_BYTES_MIN);
-        let frame = self.decoded.saturating_add(length).saturating_add(2).saturating_add(rest);
-        if frame > limits.frame_bytes {
-            return Err(ProtocolError(format!(
-                "a request of at least {frame} bytes, expected at most {}; send it in parts",
-                limits.frame_bytes
-            )));
+        let before = self.dropped.saturating_add(self.decoded);
+        let least = before.saturating_add(length).saturating_add(2).saturating_add(rest);
+        match self.excess {
+            Some(excess) => self.exceed(excess, least, limits)?,
+            None if least > limits.frame_bytes => self.exceed(Excess::Bytes, least, limits)?,
+            None => {}
         }
         Ok(length)
     }
 
+    /// The number of arguments that a request says it has. Redis, too, takes -1 for none.
+    fn count_of(&mut self, line: &[u8], limits: &Limits) -> Result<usize, ProtocolError> {
+        let digits = line.strip_prefix(b"*").unwrap_or(line);
+        if digits == b"-1" {
+            return Ok(0);
+        }
+        let Some(count) = number(digits) else {
+            return Err(ProtocolError(format!("invalid multibulk length {}", quoted(digits))));
+        };
+        if count > limits.arguments {
+            let least = self.decoded.saturating_add(count.saturating_mul(ARGUMENT_BYTES_MIN));
+            self.exceed(Excess::Arguments(count), least, limits)?;
+        }
+        Ok(count)
+    }
+
+    /// Skips the request, which has more than it may, and at least so many bytes.
+    ///
+    /// *Errors*: for one with more than are skipped.
+    fn exceed(
+        &mut self,
+        excess: Excess,
+        least: usize,
+        limits: &Limits,
+    ) -> Result<(), ProtocolError> {
+        if least > limits.skipped_bytes {
+            return Err(ProtocolError(excess.words(format_args!("at least {least}"), limits)));
+        }
+        self.excess = Some(excess);
+        (self.arguments, self.words) = (Vec::new(), None);
+        Ok(())
+    }
+
     /// Takes an argument whose bytes are all there.
-    fn take_argument(&mut self, bytes: &[u8], length: usize) -> Result<bool, ProtocolError> {
+    fn take_argument(
+        &mut self,
+        bytes: &[u8],
+        length: usize,
+    ) -> Result<Option<bool>, ProtocolError> {
         let rest = &bytes[self.decoded..];
         if rest.len() < length + 2 {
-            return Ok(false);
+            return Ok(None);
         }
-        if &rest[length..length + 2] != b"\r\n" {
-            return Err(ProtocolError(format!(
-                "expected the end of a line behind {length} bytes, got {}",
-                quoted(&rest[length..length + 2])
-            )));
-        }
+        check_end(&rest[length..length + 2], length)?;
         self.arguments.push(self.decoded as u32..(self.decoded + length) as u32);
-        self.decoded += length + 2;
+        Ok(Some(self.end_argument(length + 2)))
+    }
+
+    /// Takes what is there of an argument that nobody reads.
+    fn skip_argument(
+        &mut self,
+        bytes: &[u8],
+        length: usize,
+        left: usize,
+    ) -> Result<Option<bool>, ProtocolError> {
+        let there = left.min(bytes.len() - self.decoded);
+        self.decoded += there;
+        self.state = State::Skipped { length, left: left - there };
+        let Some(end) = bytes.get(self.decoded..self.decoded + 2) else { return Ok(None) };
+        check_end(end, length)?;
+        Ok(Some(self.end_argument(2)))
+    }
+
+    /// Goes behind an argument. Returns whether it was the last one.
+    fn end_argument(&mut self, bytes: usize) -> bool {
+        self.decoded += bytes;
         self.left -= 1;
         self.state = State::Length;
-        Ok(true)
+        self.left == 0
     }
 
     /// Takes the words of a line as arguments.
@@ -219,14 +343,15 @@ impl Decoder {
             return match split_quoted(&bytes[line], words, &mut self.arguments, most) {
                 Some(true) => Ok(()),
                 Some(false) => Err(ProtocolError("unbalanced quotes in request".to_owned())),
-                None => Err(too_many(&(most + 1), limits)),
+                None => self.exceed(Excess::Arguments(most + 1), self.decoded, limits),
             };
         }
         let mut at = line.start;
         for word in bytes[line].split(|byte| byte.is_ascii_whitespace()) {
             if !word.is_empty() {
                 if self.arguments.len() == limits.arguments {
-                    return Err(too_many(&(limits.arguments + 1), limits));
+                    let excess = Excess::Arguments(limits.arguments + 1);
+                    return self.exceed(excess, self.decoded, limits);
                 }
                 self.arguments.push(at as u32..(at + word.len()) as u32);
             }
@@ -236,24 +361,15 @@ impl Decoder {
     }
 }
 
-/// The number of arguments that a request says it has. Redis, too, takes -1 for none.
-fn count_of(line: &[u8], limits: &Limits) -> Result<usize, ProtocolError> {
-    let digits = line.strip_prefix(b"*").unwrap_or(line);
-    if digits == b"-1" {
-        return Ok(0);
+/// Looks for the end of a line behind an argument of so many bytes.
+fn check_end(end: &[u8], length: usize) -> Result<(), ProtocolError> {
+    match end {
+        b"\r\n" => Ok(()),
+        _ => Err(ProtocolError(format!(
+            "expected the end of a line behind {length} bytes, got {}",
+            quoted(end)
+        ))),
     }
-    match number(digits) {
-        Some(count) if count <= limits.arguments => Ok(count),
-        Some(count) => Err(too_many(&count, limits)),
-        None => Err(ProtocolError(format!("invalid multibulk length {}", quoted(digits)))),
-    }
-}
-
-fn too_many(count: &usize, limits: &Limits) -> ProtocolError {
-    ProtocolError(format!(
-        "a request of {count} arguments, expected at most {}; send it in parts",
-        limits.arguments
-    ))
 }
 
 /// A number without sign of at most 10 digits.

@@ -8,5 +8,5 @@ mod encode;
 mod tests;
 mod words;
 
-pub(crate) use decode::{Arguments, Decoder, Limits};
+pub(crate) use decode::{Arguments, Decoded, Decoder, Limits};
 pub(crate) use encode::{Protocol, Writer};
