@@ -129,6 +129,27 @@ def test_a_queue_holds_no_more_than_a_request(whole: Path) -> None:
         wire.close()
 
 
+def test_a_large_request_in_a_pipeline_is_an_error_in_its_place(
+    whole: Path, tmp_path: Path
+) -> None:
+    """The connection ended behind the error, and redis-py, which sends the whole pipeline before it
+    reads, told of that instead: ``Connection closed by server``."""
+    embedrock.copy(whole, tmp_path / "one.store")
+    with serving(tmp_path / "one.store", "--writable", "--max-request-bytes", "1MiB") as served:
+        client = redis.Redis(port=served.port)
+        for transaction in (False, True):
+            pipe = client.pipeline(transaction=transaction)
+            pipe.set("user:2", row(2, 1)).set("user:4", b"x" * (8 << 20)).get("user:6")
+            with pytest.raises(redis.exceptions.ResponseError, match="expected at most 1048576"):
+                pipe.execute()
+        replies = client.pipeline(transaction=False).get("user:2").set("user:4", b"x" * (2 << 20))
+        first, refused, last = replies.get("user:4").execute(raise_on_error=False)
+        assert (first, last) == (row(2, 1), row(4))
+        assert "expected at most 1048576; send it in parts" in str(refused)
+        assert client.connection_pool._created_connections == 1
+        client.close()
+
+
 def client_of(three: Trio, **options: Any) -> Any:
     startup = redis.cluster.ClusterNode("127.0.0.1", three.ports["b"])
     return redis.cluster.RedisCluster(startup_nodes=[startup], **options)

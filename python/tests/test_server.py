@@ -409,6 +409,8 @@ def test_large_batches_are_read_in_parts_and_too_large_writes_are_refused(filled
         wire.send(b"SET", b"user:1", b"x" * 30_000)
         with pytest.raises(Exception, match="expected at most 20000"):
             wire.reply()
+        assert wire.call(b"PING") == "PONG"
+        wire.close()
 
 
 def test_kill_9_under_pushes_loses_nothing_that_was_committed(filled: Path) -> None:
