@@ -6,17 +6,19 @@ import dataclasses
 import importlib
 import importlib.util
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from embedrock._arguments import function, whole
 from embedrock._optional import missing
 from embedrock.adapters import _restoring
 from embedrock.adapters._pinning import CheckpointPins
+from embedrock.optim.base import RowOptimizer
 from embedrock.store import Store
 
 __all__ = ["Commits", "commit_with"]
@@ -146,8 +148,9 @@ def commit_with(
 
     ``step`` gives the number of the commit; None: one more than that of the last commit. The rows
     are durable before the files of the state are written, and pinned as long as its folder is
-    there; ``pin=False`` leaves that to the store's ``keep``. A forward in training mode after a
-    state was loaded goes on from there: later states lose their rows, with a warning.
+    there; ``pin=False`` leaves that to the store's ``keep``. The first step that changes rows after
+    a state was loaded goes on from there: later states lose their rows, with a warning. Evaluation
+    loses nothing.
 
     Errors: as for :class:`Commits`.
 
@@ -173,8 +176,9 @@ def commit_with(
         saved()
         for model in models:
             _go_back_before_loads(model, store)
-            _drop_later_before_training(model, pins)
+        later.watch(pins)
 
+    later = _DropsLater()
     last_saved: list[str] = []
 
     def saved() -> None:  # nothing tells when the files of a state are there
@@ -186,37 +190,33 @@ def commit_with(
 
 
 class _DropsLater:
-    """Before the first forward of training, the pins go of what is later than a model's rows."""
+    """Before the first step of an optimizer of its tables, the pins go of what is later than the
+    rows of a store. No forward tells that training goes on, in whichever mode the model is."""
 
-    def __init__(self, pins: CheckpointPins | None = None) -> None:
-        self.pins = pins
-        self.handle: RemovableHandle | None = None
+    def __init__(self) -> None:
+        self._handle: RemovableHandle | None = None
+        self._pins: weakref.ref[CheckpointPins] | None = None
 
-    def __call__(self, module: nn.Module, _: Any) -> None:
-        if module.training and torch.is_grad_enabled():
-            self.remove()
-            if self.pins is not None:
-                self.pins.drop_later()
+    def watch(self, pins: CheckpointPins) -> None:
+        """Looks at all steps from here on, until one drops them or nobody has the pins."""
+        self._remove()
+        self._pins = weakref.ref(pins)
+        self._handle = register_optimizer_step_pre_hook(self._before)
 
-    def remove(self) -> None:
-        if self.handle is not None:
-            self.handle.remove()
-
-    def __reduce__(self) -> Any:
-        return _DropsLater, ()  # a model that was pickled has no pins to drop
-
-    def __deepcopy__(self, memo: object) -> _DropsLater:
-        return self
-
-
-def _drop_later_before_training(model: nn.Module, pins: CheckpointPins) -> None:
-    for other in list(model._forward_pre_hooks.values()):
-        if isinstance(other, _DropsLater) and (
-            other.pins is None or other.pins.store is pins.store
+    def _before(self, optimizer: Any, *_: Any) -> None:
+        pins = None if self._pins is None else self._pins()
+        if pins is None:
+            self._remove()
+        elif isinstance(optimizer, RowOptimizer) and any(
+            rows.table.store is pins.store and rows.parameter.grad is not None
+            for rows in optimizer._pending.values()
         ):
-            other.remove()
-    hook = _DropsLater(pins)
-    hook.handle = model.register_forward_pre_hook(hook)
+            self._remove()
+            pins.drop_later()
+
+    def _remove(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
 
 
 class _GoesBack:

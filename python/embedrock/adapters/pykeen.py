@@ -112,6 +112,8 @@ class Rows(Representation):  # type: ignore[misc]
 
     Shapes: ``indices (*) -> (*, *shape)``; without indices, all rows, in memory.
 
+    As in :class:`embedrock.nn.Embedding` gradients decide whether rows train, not the mode.
+
     Errors: ``UnsupportedError`` when all rows are asked for while gradients are recorded and they
     are more than the store's memory, or when such rows get a gradient: training by LCWA does so.
     ``MisuseError`` from ``train()`` on rows that were trained before, unless it goes on.
@@ -159,8 +161,8 @@ class Rows(Representation):  # type: ignore[misc]
         self._constraint: RowConstraint | None = None
         if self._constrainer is not None:
             self._constraint = RowConstraint(self.rows, self._constrained)
-        self._read: list[Tensor] = []
-        """Ids that were read for a step."""
+        self._received: list[Tensor] = []
+        """Ids whose rows have had gradients since the last step."""
         self._is_made = False
 
     def reset_parameters(self) -> None:
@@ -179,29 +181,31 @@ class Rows(Representation):  # type: ignore[misc]
             )
 
     def post_parameter_update(self) -> None:
-        """Constrains the rows that were read since the last call."""
-        read, self._read = self._read, []
-        if self._constraint is not None and read:
-            self._constraint.after(torch.cat(read))
+        """Constrains the rows that have had gradients since the last call."""
+        received, self._received = self._received, []
+        if self._constraint is not None and received:
+            self._constraint.after(torch.cat(received))
 
     def _plain_forward(self, indices: Tensor | None = None) -> Tensor:
         if indices is None:
             return self._all()
         if self._constraint is None:
             return self._shaped(self.rows(indices))
-        if self.training and torch.is_grad_enabled():
-            self._constraint.before(indices)
-            self._read.append(indices.detach().reshape(-1).cpu())
-            return self._shaped(self.rows(indices))
-        flat = indices.detach().reshape(-1).cpu().numpy()
-        found = EntityRows(self.rows, fresh=self._constrained).of(flat)
+        flat = indices.detach().reshape(-1).cpu()
+        if self.rows._records() and not self._store.read_only:
+            self._constraint.before(flat)
+            rows = self.rows(indices)
+            rows.register_hook(lambda _: self._received.append(flat))
+            return self._shaped(rows)
+        found = EntityRows(self.rows, fresh=self._constrained).of(flat.numpy())
         return self._shaped(found.view(*indices.shape, -1))
 
     def _all(self) -> Tensor:
         """All rows. Errors: ``UnsupportedError``."""
-        recorded = torch.is_grad_enabled() and self.training
+        recorded = self.rows._records()
         size = self.max_id * self.rows.embedding_dim * 4
-        if recorded and size > self._store.stats()["budget_bytes"]:
+        # PyKEEN's predictions come here in eval mode, and gradients may be enabled about them.
+        if recorded and self.training and size > self._store.stats()["budget_bytes"]:
             raise UnsupportedError(
                 f"{_ONLY_SLCWA} ({size:,} bytes of table {self.rows.table.name!r})"
             )

@@ -178,6 +178,47 @@ def test_rows_are_constrained_as_the_whole_table_would_be(store: Any) -> None:
     assert (all_rows(model).norm(dim=-1) - 1).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("constrainer", [None, "normalize"])
+def test_gradients_decide_whether_rows_train_and_not_the_mode(
+    store: Any, constrainer: str | None
+) -> None:
+    """In eval mode a constrained representation gave rows without gradients."""
+    rows = Rows(
+        max_id=7, shape=4, store=store, name="r", constrainer=constrainer, optimizer="sgd"
+    ).eval()
+    optimizer = embedrock.optim.SGD(rows, lr=0.5)
+    ids, weights = torch.tensor([[1, 2], [2, 5]]), torch.tensor([3.0, -1.0, 2.0, 5.0])
+    for enabled in (False, True):
+        before = rows(None).detach()
+        with torch.set_grad_enabled(enabled):
+            found = rows(ids)
+        assert found.requires_grad == enabled and torch.equal(found, before[ids])
+        if enabled:
+            (found * weights).sum().backward()
+        optimizer.step()
+        rows.post_parameter_update()
+        after = rows(None).detach()
+        changed = (after != before).any(dim=1).nonzero().flatten().tolist()
+        assert changed == ([1, 2, 5] if enabled else [])
+    if constrainer:
+        assert (after.norm(dim=-1) - 1).abs().max() < 1e-6
+    with pytest.raises(UnsupportedError, match="train with the sLCWA loop"):
+        rows(None).sum().backward()
+
+
+def test_rows_that_nothing_trains_leave_nothing_behind_and_need_no_writer(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"max_id": 7, "shape": 4, "name": "r", "constrainer": "normalize"}
+    with embedrock.open(tmp_path / "s", "4MiB", max_disk_bytes=100 << 20) as store:
+        rows = Rows(store=store, **given)
+        for _ in range(3):
+            rows(torch.arange(3))
+        assert rows._received == []
+        wanted = rows(None).detach()
+        store.commit(1)
+    with embedrock.open(tmp_path / "s", "4MiB", read_only=True) as store:
+        assert torch.equal(Rows(store=store, **given)(torch.arange(7)), wanted)
+
+
 def test_ranks_of_a_larger_graph_with_rows_never_written(store: Any) -> None:
     random = np.random.default_rng(0)
     triples = torch.from_numpy(random.integers(0, 3000, (900, 3)) % [3000, 7, 3000])
