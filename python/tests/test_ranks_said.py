@@ -69,8 +69,8 @@ class Run:
             optimizer.step()
             optimizer.zero_grad()
 
-    def save(self, step: int) -> None:
-        embedrock.save(self.shard, self.model, self.optimizers, step)
+    def save(self, step: int, **more: Any) -> None:
+        embedrock.save(self.shard, self.model, self.optimizers, step, **more)
 
     def resume(self) -> int:
         return embedrock.resume(self.shard, self.model, self.optimizers)
@@ -107,6 +107,32 @@ def a_dense_part_that_nobody_averages_is_not_saved(rank: int, world: int, folder
         said = same_on_both(refusal(MismatchError, lambda: run.save(2)))
         assert "on rank 0 it is float32 (2,), on rank 1 it is float32 (3,)" in said
         assert shard.step == 1
+
+
+@check
+def a_forgotten_resume_is_told_on_every_rank(rank: int, world: int, folder: Path) -> None:
+    """As on one process: rows of a commit went on with a dense part that began anew."""
+    with opened(folder / "begun") as shard:
+        Run(shard, linear()).save(3)
+    with opened(folder / "begun") as shard:
+        run = Run(shard, linear())
+        run.step()
+        for state in (*run.top.parameters(), *run.optimizers[1].state.values()):
+            tensor = state["momentum_buffer"] if isinstance(state, dict) else state.data
+            torch.distributed.broadcast(tensor, 0)
+        said = same_on_both(refusal(MisuseError, lambda: run.save(4)))
+        assert "of step 3" in said and "'top.weight' and 1 more" in said and "resume" in said
+        # What one rank alone means is refused on all.
+        said = same_on_both(refusal(MisuseError, lambda: run.save(4, new_model=rank == 0)))
+        assert "rank 1 of 2" in said and "nobody took over" in said
+        assert shard.step == 3
+        run.save(4, new_model=True)
+        assert shard.step == 4
+        run.save(5)
+    with opened(folder / "begun") as shard:
+        run = Run(shard, linear())
+        assert run.resume() == 5
+        run.save(6)
 
 
 @check
