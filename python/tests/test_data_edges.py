@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedrock.data import DataError, graphs
+from embedrock.data import DataError, graph_files, graphs
 from embedrock.data.edges import COUNT_MAX, Pairs
 from embedrock.data.graphs import Graph
 
@@ -77,8 +77,16 @@ def test_unsigned_ids_and_labels_do_not_become_negative(tmp_path: Path) -> None:
 def test_features_that_become_much_larger_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graphs, "_DENSE_BYTES", 1000)
+    monkeypatch.setattr(graph_files, "_DENSE_BYTES", 1000)
     (tmp_path / "edges.tsv").write_text("0\t99\n")
     (tmp_path / "features.tsv").write_text("0\t1\n99\t49\n")
-    with pytest.warns(UserWarning, match=r"dense table of 100 x 50 float32, 20,000 bytes, of whic"):
+    dense = r"features\.tsv becomes a dense table of 100 x 50 float32, 20,000 bytes in memory and"
+    with pytest.warns(UserWarning, match=rf"{dense} .*features\.npy \(Trunc.*--rows embeddings"):
+        graphs.read(tmp_path)
+    (tmp_path / "features.tsv").write_text("".join(f"n{i}\t{i}\n" for i in range(40)))
+    with pytest.warns(UserWarning, match=r"of 42 x 40 .* keep the places that say most"):
+        graphs.read(tmp_path, map_ids=True)  # no features.npy would be taken there
+    # It is said before memory is asked for.
+    (tmp_path / "features.tsv").write_text("0\t1\n99\t" + str(1 << 39) + "\n")
+    with pytest.warns(UserWarning, match="219,902,325,555,600 bytes"), pytest.raises(MemoryError):
         graphs.read(tmp_path)

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from embedrock._warnings import warn
 from embedrock.data.bad_lines import BadLines
 from embedrock.data.errors import DataError
 from embedrock.data.names import Names
@@ -28,6 +29,9 @@ _SHOWN = 60
 _SPACES = bytes.maketrans(b",;\t\r", b"    ")
 _DIGITS = b"0123456789 \n"
 _PLACES_MAX = 1 << 40
+_DENSE_BYTES = 64 << 20
+_DENSE_TIMES = 16
+"""Features of more bytes, with so many zeros for each value that is none, are worth a word."""
 _LARGEST = np.iinfo(np.int64).max
 _TEXTS = tuple(f"{kind}{packed}" for kind in (".tsv", ".csv", ".txt") for packed in ("", ".gz"))
 _TEXTS += (".tsv.zst", ".csv.zst", ".txt.zst", ".parquet")
@@ -182,7 +186,9 @@ def read_sparse(path: Path, names: Names | None = None) -> npt.NDArray[np.float3
             places.extend(here)
     if not places:
         raise DataError("has no features", path=path)
-    rows = np.zeros((most + 1, max(places) + 1), np.float32)
+    shape = most + 1, max(places) + 1
+    _warn_dense(path, shape, len(places), names is not None)
+    rows = np.zeros(shape, np.float32)
     rows[nodes, places] = 1.0
     return rows
 
@@ -219,13 +225,34 @@ def _dense(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.fl
     kind = arrays.get("format", np.array(b"csr")).item()
     if kind not in (b"csr", "csr"):
         raise DataError(f"is a matrix in format {kind!r}, expected csr: save x.tocsr()", path=path)
-    rows = np.zeros(tuple(int(n) for n in arrays["shape"]), np.float32)
+    nodes, width = (int(n) for n in arrays["shape"])
+    _warn_dense(path, (nodes, width), len(arrays["indices"]))
+    rows = np.zeros((nodes, width), np.float32)
     begins = arrays["indptr"].astype(np.int64)
     if len(begins) != len(rows) + 1 or begins[-1] != len(arrays["indices"]):
         raise DataError("is no whole matrix: indptr does not fit shape and indices", path=path)
     of = np.repeat(np.arange(len(rows)), np.diff(begins))
     np.add.at(rows, (of, arrays["indices"]), arrays["data"])
     return rows
+
+
+def _warn_dense(path: Path, shape: tuple[int, int], ones: int, has_names: bool = False) -> None:
+    """Says before it is made where hardly a value of a dense table of features is none of 0."""
+    nodes, width = shape
+    size = nodes * width * 4
+    if size <= _DENSE_BYTES or ones * _DENSE_TIMES >= nodes * width:
+        return
+    fewer = "keep the places that say most"
+    if not has_names:  # whose rows have no order
+        fewer = (
+            "put a projection of them in its place as features.npy (TruncatedSVD of scikit-learn, "
+            "to 128 columns)"
+        )
+    warn(
+        f"{path} becomes a dense table of {nodes:,} x {width:,} float32, {size:,} bytes in memory "
+        f"and on disk, of which {ones:,} values are not 0. Fewer columns make it small: {fewer}, "
+        f"or train embeddings without features (--rows embeddings)"
+    )
 
 
 def _words(plain: bytes, first: int) -> Iterator[tuple[int, list[bytes]]]:

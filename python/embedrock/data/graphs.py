@@ -21,7 +21,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from embedrock._warnings import warn
 from embedrock.data.bad_lines import BadLines
 from embedrock.data.edges import undirected
 from embedrock.data.errors import DataError
@@ -47,7 +46,6 @@ _SPARSE = 100
 _CLASSES_MAX = 1 << 20
 _DENSE_BYTES = 64 << 20
 _DENSE_TIMES = 16
-"""Features of more bytes, with so many zeros for each value that is none, are worth a word."""
 
 
 @dataclass(frozen=True)
