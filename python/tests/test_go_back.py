@@ -360,10 +360,10 @@ def test_where_it_cannot_open_again_the_store_is_closed_and_says_so(
     store.commit(1)
     engine = store._engine
 
-    def taken(step: int | None) -> object:
+    def taken(step: int | None, **given: Any) -> object:
         other = embedrock._core.Store(store.path, "4MiB", create=False)
         try:
-            return engine(step)
+            return engine(step, **given)
         finally:
             other.close()
 

@@ -163,8 +163,9 @@ def test_the_command_answers_in_its_own_options(tmp_path: Path) -> None:
 def test_a_store_opens_with_the_share_of_its_newest_rows_that_its_commit_has(
     tmp_path: Path,
 ) -> None:
-    def bytes_of_index(**options: float) -> int:
-        with embedrock.open(tmp_path / "s", "4MiB", **options) as store:
+    def bytes_of_index(**options: Any) -> int:
+        # The size of pages that a busy device is found to like best is another.
+        with embedrock.open(tmp_path / "s", "4MiB", page_bytes=4096, **options) as store:
             store.table("t", 8, num_embeddings=100_000, storage="lsm")
             store.commit((store.step or 0) + 1)
         try:
@@ -178,3 +179,20 @@ def test_a_store_opens_with_the_share_of_its_newest_rows_that_its_commit_has(
     assert large > 640_000
     assert bytes_of_index() == large
     assert bytes_of_index(top_share=0.1) == 0
+
+
+# A reader said so at its first verb, when a writer of the same store had been refused at once.
+def test_too_little_memory_is_told_to_readers_when_they_open(tmp_path: Path) -> None:
+    with embedrock.open(tmp_path / "s", "8MiB", page_bytes=4096) as store:
+        store.commit(1)
+        embedrock.open(tmp_path / "s", 10_000, read_only=True).close()  # it has no table yet
+        store.table("t", 16, num_embeddings=100_000)
+        store.commit(2)
+    with pytest.raises(BudgetError, match="give at least memory=") as caught:
+        embedrock.open(tmp_path / "s", 10_000, read_only=True)
+    with pytest.raises(BudgetError, match="give at least memory="):
+        embedrock.open(tmp_path / "s", 10_000, read_only=True, step=2)
+    assert not [name for name in (tmp_path / "s").iterdir() if "hold" in name.name]
+    least = int(str(caught.value).rsplit("memory=", 1)[1])
+    with embedrock.open(tmp_path / "s", least, read_only=True) as reader:
+        assert reader.table("t").get([1]).shape == (1, 16)

@@ -175,11 +175,23 @@ def open(
             raise for_one_process(error) from None
 
     if reads:
-        return warn_of_part(register(make()))
+        return warn_of_part(register(_divided(make())))
     store, was_open = open_once(directory, {"memory": budget, **arguments}, make)
     if was_open:
         store._give_again()
     return warn_of_part(store)
+
+
+def _divided(reader: Store) -> Store:
+    """The reader with its memory divided among the tables, as a writer's is when it is open: that
+    too little was given is said here and not by the first verb."""
+    if reader._core.tables():
+        try:
+            reader._core.stats()
+        except BaseException:
+            reader.close()
+            raise
+    return reader
 
 
 def open_part(path: str | os.PathLike[str], memory: int | str = "10%", **options: Any) -> Store:
