@@ -224,9 +224,13 @@ def test_rows_are_the_same_however_they_get_into_sockets(filled: Path, mode: str
             for count in (1, 511, 512, 513, 1500):
                 rows = remote["user"].get(keys[:count])
                 np.testing.assert_array_equal(rows, expected[:count])
-        said = served.stop()
-    told = re.search(rf"gather {mode}: (.+)", said)
-    assert told and re.fullmatch(r"64:\w+( \d+:\w+){4}" if mode == "auto" else mode, told[1])
+        with socket.create_connection(("127.0.0.1", served.port)) as asking:
+            asking.sendall(b"INFO gather\r\n")
+            told = asking.recv(1 << 16).decode()
+        assert "gather" not in served.stop()
+    assert f"gather:{mode}\r\n" in told
+    modes = r"64:\w+( \d+:\w+){4}" if mode == "auto" else mode
+    assert re.search(rf"^gather_modes:{modes}\r$", told, re.MULTILINE)
 
 
 def test_no_more_connections_are_let_in_than_the_process_may_have_files(

@@ -234,10 +234,11 @@ def test_a_commit_that_fails_is_told(store: Path) -> None:
         url = at(served)
         assert until(url, lambda now: now["last_task"] is not None)["problem"] is None
         store.rename(store.with_name("away"))
-        found = until(url, lambda now: now["problem"] is not None)
-        assert found["problem"].startswith("refresh: ")
-        assert found["last_task"]["failure"] == found["problem"]
+        found = until(url, lambda now: now["last_task"]["failure"] is not None)
         assert found["last_task"]["kind"] == "refresh"
+        assert str(store) in found["last_task"]["failure"]
+        # What all refreshes have against them is told first.
+        assert found["problem"].startswith(f"the folder that was opened at {store} is at ")
 
 
 def test_every_field_is_in_the_documentation() -> None:
