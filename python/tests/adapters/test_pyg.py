@@ -368,7 +368,9 @@ def test_nodes_of_sampled_batches_are_announced(pair: Any, store: embedrock.Stor
         nodes(batch.n_id).sum().backward()
         optimizer.step()
     stats = loader.stats()
-    assert stats["handed_out"] == 30 and stats["announced"] >= 25
+    assert stats["handed_out"] == 30 and stats["announced"] > 0
+    # A window whose thread has no core meanwhile has no room.
+    assert stats["announced"] + stats["refused"] >= 25
     assert {table.name for table in loader.data[0].tables} == {"features.x"}
 
 

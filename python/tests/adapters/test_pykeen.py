@@ -328,7 +328,9 @@ def test_the_loop_announces_positives_and_negatives(store: Any) -> None:
     losses = train(model, Loop, lookahead={"announce": True, "depth": 4})
     counts = loops[0].loader.stats()
     assert counts["handed_out"] == 13
-    assert counts["announced"] >= 8
+    assert counts["announced"] > 0
+    # A window whose thread has no core meanwhile has no room.
+    assert counts["announced"] + counts["refused"] >= 8
     assert np.mean(losses[-13:]) < np.mean(losses[:13])
 
 
