@@ -44,8 +44,6 @@ _NODES_SPARSE = 100_000_000
 _SPARSE = 100
 """More nodes than that, of which so many have no edge for one that has: ids of a platform."""
 _CLASSES_MAX = 1 << 20
-_DENSE_BYTES = 64 << 20
-_DENSE_TIMES = 16
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,6 @@ def _named(files: dict[str, Path], bad: BadLines) -> Graph:
     if "features" in files:
         features = read_sparse(files["features"], names)
         features = _grown(features, len(names))
-        _warn_dense(files["features"], features)
     if "labels" in files:
         given = np.full(len(names), -1, np.int64)
         given[pairs[:, 0]] = pairs[:, 1]
@@ -201,19 +198,6 @@ def _grown(rows: npt.NDArray[Any], nodes: int) -> npt.NDArray[Any]:
     return np.concatenate([rows, more]) if len(more) else rows
 
 
-def _warn_dense(path: Path, rows: npt.NDArray[Any]) -> None:
-    """Says where hardly a value of features that become a dense table is another than 0."""
-    ones = np.count_nonzero(rows)
-    if rows.nbytes > _DENSE_BYTES and ones * _DENSE_TIMES < rows.size:
-        nodes, width = rows.shape
-        warn(
-            f"{path} becomes a dense table of {nodes:,} x {width:,} float32, {rows.nbytes:,} "
-            f"bytes, of which {ones:,} values are not 0. Fewer columns make it small: give "
-            f"features.npy with a projection of them (TruncatedSVD of scikit-learn, to 128 "
-            f"columns), or train embeddings without features (--rows embeddings)"
-        )
-
-
 Told: TypeAlias = tuple[int, str] | None
 """How many nodes there are, and which file says so."""
 
@@ -233,11 +217,7 @@ def _features(path: Path | None) -> tuple[npt.NDArray[Any] | None, Told]:
     elif ".csv" in path.suffixes or path.suffix == ".parquet":
         rows = read_dense(path)
     else:
-        rows = read_sparse(path)
-        _warn_dense(path, rows)
-        return rows, None
-    if path.suffix == ".npz":
-        _warn_dense(path, rows)
+        return read_sparse(path), None
     return rows, (len(rows), f"{path.name} has {len(rows)} rows, one for each node")
 
 
