@@ -96,7 +96,8 @@ SAYS = {
     ),
     "go_back": r"kept \[1, 2, 3, 4\] best 2\nlooked at 2 2\.0\nkept \[1, 2, 3\]\n",
     "graph_from_files": (
-        r"trained and committed: .*nodes\.store, step 25\n6,000 samples, .* samples/s\n"
+        r"trained and committed: .*nodes\.store, step 25\n"
+        r"keys of its tables: ids as they stand in the data\n6,000 samples, .* samples/s\n"
         r"valid: accuracy 0\.9\d+ of 400 nodes\ntest: accuracy 0\.9\d+ of 400 nodes\n"
         r"step 25: tables features\.x, nodes\n"
         r"(1,9\d\d|2,000) of 2,000 nodes have learned 64 values\n"
