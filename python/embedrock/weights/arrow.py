@@ -64,7 +64,7 @@ def to_arrow(
     """
     pyarrow = _pyarrow("embedrock.weights.to_arrow")
     instance("table", table, Table)
-    if dtype not in (None, "float32"):
+    if dtype is not None and not (isinstance(dtype, str) and dtype == "float32"):
         raise MisuseError(f"dtype is {shown(dtype)}, expected 'float32' or None")
     schema, batches, _ = _out(table, text("name", name), flag("state", state), dtype)
     return pyarrow.RecordBatchReader.from_batches(schema, batches)
