@@ -57,6 +57,9 @@ def calls(
     keys, rows = np.array([1, 2]), np.zeros((2, table.embedding_dim), np.float32)
     arguments: dict[str, tuple[Any, ...]] = {
         "Store.table": (table.name, table.embedding_dim),
+        "Store.__contains__": (table.name,),
+        "Store.drop": ("spare",),
+        "Store.rename": ("spare", "other"),
         "Store.get": ([(table, keys)],),
         "Store.lookahead": ([(table, keys)], [np.empty_like(rows)]),
         "Store.put": ([(table, keys, rows)],),
@@ -68,6 +71,7 @@ def calls(
         "Store.pin": (9, "p"),
         "Store.unpin": ("p",),
         "Store.__exit__": (None, None, None),
+        "Table.grow": (9,),
         "Table.get": (keys,),
         "Table.put": (keys, rows),
         "Table.update": (keys, rows),
