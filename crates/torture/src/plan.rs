@@ -244,7 +244,7 @@ impl Plan {
         };
         // Of its own, too.
         let of_memory = &mut Random::new(seed, 6);
-        let kind = if of_memory.chance(1, 6) { Kind::Narrow } else { kind };
+        let kind = if of_memory.chance(1, 5) { Kind::Narrow } else { kind };
         let churns = kind == Kind::Churn;
         // Small buffers beside which an index is no small part of a budget.
         let narrow = kind == Kind::Narrow;
@@ -283,7 +283,7 @@ impl Plan {
             memory_percent: match kind {
                 _ if !has(Habit::Tight) => None,
                 Kind::Crowded => Some(100),
-                Kind::Narrow => Some(*of_memory.pick(&[150, 200, 250])),
+                Kind::Narrow => Some(*of_memory.pick(&[200, 250, 300])),
                 _ => memory_percent,
             },
             max_held_bytes: max_held_bytes.filter(|_| has(Habit::Bounds)),

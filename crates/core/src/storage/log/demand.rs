@@ -229,9 +229,9 @@ mod tests {
             let share = demand(512, page_bytes).share_of(bytes);
             (share.chunk_bytes, share.chunks, share.parked_rows, share.change_bytes())
         };
-        assert_eq!(chunk(4096, 0), (16 << 10, 4, 32, (8 << 10) + 32 * 16));
-        assert_eq!(chunk(4096, 3 << 20), (32 << 10, 6, 64, (16 << 10) + 64 * 16));
-        assert_eq!(chunk(4096, 1 << 30), (256 << 10, 6, 512, (64 << 10) + 512 * 16));
-        assert_eq!(chunk(65_536, 0), (64 << 10, 4, 128, (32 << 10) + 128 * 16));
+        assert_eq!(chunk(4096, 0), (16 << 10, 4, 31, (8 << 10) + 31 * 16));
+        assert_eq!(chunk(4096, 3 << 20), (32 << 10, 6, 62, (16 << 10) + 62 * 16));
+        assert_eq!(chunk(4096, 1 << 30), (256 << 10, 6, 502, (64 << 10) + 502 * 16));
+        assert_eq!(chunk(65_536, 0), (64 << 10, 4, 125, (32 << 10) + 125 * 16));
     }
 }

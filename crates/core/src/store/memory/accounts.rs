@@ -4,8 +4,7 @@
 //! Who has a class in hand asks for all others without waiting for them
 //! ([`memory_with`](Engine::memory_with)): one class lock at a time.
 
-use super::budget::{self, ClassDemand, FIXED_BYTES, RowsToCome, bytes_of, rows_bytes};
-use crate::cache::CACHE_FIXED_BYTES;
+use super::budget::{self, ClassDemand, RowsToCome, bytes_of, rows_bytes};
 use crate::config::{Memory, StoreOptions};
 use crate::error::Result;
 use crate::storage::{Storage, StorageMemory};
@@ -89,14 +88,13 @@ impl Engine {
     /// Bytes of everything that counts against the budget.
     pub(in crate::store) fn memory(&self) -> MemoryUse {
         let window_bytes = self.window_bytes.load(Ordering::Relaxed);
-        let mut used =
-            MemoryUse { window_bytes, buffer_bytes: FIXED_BYTES, ..MemoryUse::default() };
+        let mut used = MemoryUse { window_bytes, ..MemoryUse::default() };
         for class in &self.classes {
             let StorageMemory { index_bytes, buffer_bytes } = class.log.lock().memory();
             used.index_bytes += index_bytes;
             used.buffer_bytes += buffer_bytes;
             if let Some(tier) = &class.tier {
-                used.cache_bytes += CACHE_FIXED_BYTES + tier.cache.memory_bytes();
+                used.cache_bytes += tier.cache.memory_bytes();
                 used.staging_bytes += tier.plan.readers_bytes();
             }
         }
@@ -107,11 +105,10 @@ impl Engine {
     /// sure to grow by, for one who has a class in hand. Of a class that another thread has it is
     /// told what was seen of it last.
     pub(in crate::store) fn memory_with(&self, at: &Class, log: &dyn Storage) -> u64 {
-        let mut bytes = FIXED_BYTES + self.window_bytes.load(Ordering::Relaxed);
+        let mut bytes = self.window_bytes.load(Ordering::Relaxed);
         for (i, class) in self.classes.iter().enumerate() {
             if let Some(tier) = &class.tier {
-                bytes += CACHE_FIXED_BYTES + tier.cache.memory_bytes();
-                bytes += tier.plan.readers_bytes();
+                bytes += tier.cache.memory_bytes() + tier.plan.readers_bytes();
             }
             bytes += if std::ptr::eq(class, at) {
                 log.memory().total()
@@ -171,7 +168,7 @@ pub struct MemoryUse {
     pub cache_bytes: u64,
     /// Indexes and segment counters.
     pub index_bytes: u64,
-    /// Flush buffers, chunks being written, journal and catalog.
+    /// Flush buffers and chunks being written.
     pub buffer_bytes: u64,
     /// Buffers of page reads.
     pub staging_bytes: u64,

@@ -94,7 +94,7 @@ const READ_REQUEST_BYTES_MAX: usize = 16 << 10;
 /// A class has the buffers of a share of the budget of at least its index divided by this.
 const INDEX_PER_SHARE: u64 = 64;
 /// Journal and catalog.
-pub(super) const FIXED_BYTES: u64 = 64 << 10;
+const FIXED_BYTES: u64 = 64 << 10;
 
 /// The rows that a table will have, as far as is known.
 #[derive(Clone, Copy, Debug)]

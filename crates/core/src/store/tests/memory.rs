@@ -6,6 +6,8 @@ use crate::config::PolicyKind;
 /// Rows of the table; a row of one value is small, so what finds it again is no small part of it.
 const ROWS: u64 = 60_000;
 const BATCH: usize = 1000;
+/// Room for half of the rows in the cache.
+const MEMORY: u64 = 1200 << 10;
 
 fn small(kind: StorageKind, dense: bool) -> TableSpec {
     TableSpec {
@@ -66,8 +68,7 @@ fn loaded(
     dense: bool,
     policy: PolicyKind,
 ) -> (Store, TableId) {
-    let options =
-        StoreOptions { policy, segment_bytes: Some(8 << 10), ..options_within(1800 << 10) };
+    let options = StoreOptions { policy, segment_bytes: Some(8 << 10), ..options_within(MEMORY) };
     let store = Store::open_on(Arc::new(medium.clone()), options).unwrap();
     let table = store.table(&small(kind, dense)).unwrap();
     let keys: Vec<u64> = (0..ROWS).collect();
@@ -101,7 +102,7 @@ fn a_commit_of_many_dirty_rows_stays_within_the_budget_at_every_portion() {
         expect_within(&store, &format!("{kind:?}, dense: {dense}, after the commit"));
         expect_all(&store, table, &keys, 2.0);
         store.close().unwrap();
-        let store = Store::open_on(Arc::new(medium), options_within(1800 << 10)).unwrap();
+        let store = Store::open_on(Arc::new(medium), options_within(MEMORY)).unwrap();
         expect_all(&store, table, &keys, 2.0);
     }
 }
@@ -129,7 +130,7 @@ fn verbs_beside_a_commit_stay_within_the_budget_and_lose_no_row_of_it() {
         }
         // What was committed is there without what came beside it.
         drop(store);
-        let options = StoreOptions { policy, ..options_within(1800 << 10) };
+        let options = StoreOptions { policy, ..options_within(MEMORY) };
         let store = Store::open_on(Arc::new(medium), options).unwrap();
         expect_all(&store, table, &keys, 2.0);
     }
@@ -219,7 +220,7 @@ fn a_cache_that_shrinks_in_the_middle_of_a_commit_loses_none_of_its_rows() {
     while store.commit_step().is_ok_and(|made| made.is_none()) {}
     assert!(capacity() < before, "no way was taken");
     drop(store);
-    let store = Store::open_on(Arc::new(medium), options_within(1800 << 10)).unwrap();
+    let store = Store::open_on(Arc::new(medium), options_within(MEMORY)).unwrap();
     expect_all(&store, table, &keys, 2.0);
 }
 
@@ -228,7 +229,7 @@ fn a_cache_that_shrinks_in_the_middle_of_a_commit_loses_none_of_its_rows() {
 fn commits_store_the_share_of_the_newest_rows_and_older_ones_have_the_usual_one() {
     let medium = SimMedium::new(36);
     let open = |top_share| {
-        let options = StoreOptions { top_share, ..options_within(1800 << 10) };
+        let options = StoreOptions { top_share, ..options_within(MEMORY) };
         Store::open_on(Arc::new(medium.clone()), options).unwrap()
     };
     let share = |store: &Store| store.options().merging().top_share;
@@ -263,7 +264,7 @@ fn commits_store_the_share_of_the_newest_rows_and_older_ones_have_the_usual_one(
 fn filters_spare_the_reads_of_ids_without_a_row_in_a_dense_table_too() {
     let mut pages = [0, 0];
     for (filters, pages) in [false, true].into_iter().zip(&mut pages) {
-        let options = StoreOptions { filters, ..options_within(1800 << 10) };
+        let options = StoreOptions { filters, ..options_within(MEMORY) };
         let store = Store::open_on(Arc::new(SimMedium::new(37)), options).unwrap();
         let table = store.table(&small(StorageKind::Lsm, true)).unwrap();
         let keys: Vec<u64> = (0..ROWS).collect();
