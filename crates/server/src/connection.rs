@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 /// A read buffer begins with so many bytes, and grows with what has come.
 pub(crate) const BUFFER_BYTES: usize = 64 << 10;
+/// A client that is silent for so long behind a request beyond a limit has left its connection.
+const LEFT_AFTER: Duration = Duration::from_millis(250);
 /// Most bytes of idle read buffers of a thread.
 const IDLE_BYTES: usize = 4 << 20;
 /// Replies that may wait of who has not given the password.
@@ -208,6 +210,20 @@ impl Connection {
         self.session.output.is_empty() && self.is_writable && self.in_flight == 0
     }
 
+    /// Whether nothing has come of a client since a request beyond a limit, whose error it has had
+    /// a while ago. Many clients give such a connection up without closing it, and it would keep a
+    /// place among `--max-connections`; others connect again.
+    pub(crate) fn is_left(&self, silent: Duration) -> bool {
+        let session = &self.session;
+        session.was_refused
+            && silent >= LEFT_AFTER
+            && !session.has_job
+            && session.queue.is_none()
+            && self.input.is_empty()
+            && !self.decoder.is_skipping()
+            && self.is_out()
+    }
+
     /// Whether nothing is left to do for it.
     pub(crate) fn is_over(&self, is_stopping: bool) -> bool {
         let is_last = self.session.is_ending
@@ -221,8 +237,8 @@ impl Connection {
     }
 
     /// So many bytes came in a turn, in which whole requests were taken or not; what is left in the
-    /// input waits for more bytes, unless it is held up. Of a request that is skipped nothing need be
-    /// left.
+    /// input waits for more bytes, unless it is held up. Of a request that is skipped nothing need
+    /// be left.
     pub(crate) fn note_arrived(&mut self, bytes: usize, has_taken: bool) {
         let is_between = self.input.is_empty() && !self.decoder.is_skipping();
         if is_between || self.is_held_up {

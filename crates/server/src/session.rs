@@ -32,6 +32,8 @@ pub(crate) struct Session {
     pub(crate) has_failed: bool,
     /// Whether a job runs for it, whose reply comes before those of later requests.
     pub(crate) has_job: bool,
+    /// Whether a request beyond a limit was refused, and none has come since.
+    pub(crate) was_refused: bool,
     /// What was sent since `MULTI`.
     pub(crate) queue: Option<Box<Queue>>,
     /// What `EXEC` runs, before requests that came behind it.
@@ -55,6 +57,7 @@ impl Session {
             has_announced: false,
             has_failed: false,
             has_job: false,
+            was_refused: false,
             queue: None,
             running: None,
         }
@@ -67,6 +70,7 @@ impl Session {
             queue.fail();
         }
         self.output.write(self.protocol, |writer| writer.error("ERR", reason));
+        self.was_refused = true;
     }
 
     /// Refuses all that comes from here on, with the reason as the last reply.

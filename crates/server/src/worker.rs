@@ -357,7 +357,7 @@ impl Worker {
         let most_waiting = shared.options.max_reply_bytes;
         let tables = shared.catalog.tables();
         let view = shared.cluster.as_ref().map(Cluster::view);
-        let (mut bytes, mut is_again, mut has_taken) = (0, false, false);
+        let (mut bytes, mut is_again, mut has_taken, mut has_refused) = (0, false, false, false);
         loop {
             let Connection { session, decoder, input, .. } = connection;
             let mut is_whole = true;
@@ -386,6 +386,7 @@ impl Worker {
                     Ok(Decoded::Refused(length, reason)) => {
                         shared.metrics.refused.inc();
                         session.refuse_one(&reason);
+                        has_refused = true;
                         input.consume(length);
                         has_taken = true;
                         continue;
@@ -412,6 +413,8 @@ impl Worker {
                     self.taken += 1;
                 }
                 input.consume(length);
+                // Those that came with one that was refused do not show that the client goes on.
+                session.was_refused &= has_refused;
                 has_taken = true;
                 if length == 0 {
                     session.running = running;
@@ -551,6 +554,10 @@ impl Worker {
             let Some(connection) = &mut self.connections[number] else { continue };
             let silent = connection.last_active.elapsed();
             if connection.session.linger.as_ref().is_some_and(Linger::is_over) {
+                self.end(number);
+                continue;
+            }
+            if connection.is_left(silent) {
                 self.end(number);
                 continue;
             }

@@ -36,8 +36,8 @@ fn info(client: &mut Client, field: &str) -> usize {
     found.next().unwrap().parse().unwrap()
 }
 
-/// Waits until the server has read so many bytes more of clients than `before`, and all of them have
-/// at most so much memory.
+/// Waits until the server has read so many bytes more of clients than `before`, and all of them
+/// have at most so much memory.
 fn wait(client: &mut Client, before: usize, bytes: usize, most: usize) {
     let until = Instant::now() + Duration::from_secs(20);
     loop {
@@ -80,6 +80,27 @@ fn a_large_request_amid_a_pipeline_is_an_error_in_its_place_and_the_others_are_s
     let reply = client.call(&words);
     assert!(reply.error().contains("bytes, expected at most 1048576"), "{reply:?}");
     assert_eq!(client.say("GET user:2").bulk(), bytes(&row(0, 2)));
+}
+
+// Clients that give a connection up behind an error often leave it open: it kept its place.
+#[test]
+fn a_client_that_is_silent_behind_a_large_request_leaves_its_place_to_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(filled(&folder), Options { max_connections: 1, ..small() }).unwrap();
+    let mut client = Client::new(&server);
+    let (frame, said) = large("user:2", 2 << 20);
+    // One that goes on keeps it, however long it is silent then.
+    client.send_raw(&frame);
+    assert_eq!(client.reply().error(), said);
+    assert_eq!(client.say("PING"), pong());
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(client.say("PING"), pong());
+    // What comes with it in a pipeline does not show that it goes on.
+    client.send_raw(&[frame, request(&[b"PING"])].concat());
+    assert_eq!(client.reply().error(), said);
+    assert_eq!(client.reply(), pong());
+    assert!(client.is_closed());
+    assert_eq!(Client::new(&server).say("PING"), pong());
 }
 
 #[test]

@@ -594,9 +594,9 @@ impl Engine {
         *window = window.saturating_sub(of_window);
     }
 
-    /// Divides the budget among the classes and builds their tiers. No row may be dirty. Of a budget
-    /// that was divided before, what indexes have taken since is still to be taken from the new
-    /// caches: those that there were had given it.
+    /// Divides the budget among the classes and builds their tiers. No row may be dirty. Of a
+    /// budget that was divided before, what indexes have taken since is still to be taken from the
+    /// new caches: those that there were had given it.
     pub(super) fn plan(&mut self, options: &StoreOptions, medium: &dyn Medium) -> Result<()> {
         let (asked, budget) = self.budget(options)?;
         let demands = self.demands();

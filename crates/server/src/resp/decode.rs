@@ -112,9 +112,9 @@ pub(crate) struct Decoder {
 }
 
 impl Decoder {
-    /// Goes on with a request. `bytes` begin with its first byte, or behind the last part of it that
-    /// was skipped, and may end anywhere, or behind it; they are those of the last call, without
-    /// such a part, and what has come since.
+    /// Goes on with a request. `bytes` begin with its first byte, or behind the last part of it
+    /// that was skipped, and may end anywhere, or behind it; they are those of the last call,
+    /// without such a part, and what has come since.
     ///
     /// Returns the bytes of the request once it is whole. The next call begins another one.
     pub(crate) fn decode(
