@@ -176,9 +176,8 @@ def commit_with(
         saved()
         for model in models:
             _go_back_before_loads(model, store)
-        later.watch(pins)
+        _watch(pins)
 
-    later = _DropsLater()
     last_saved: list[str] = []
 
     def saved() -> None:  # nothing tells when the files of a state are there
@@ -189,34 +188,31 @@ def commit_with(
     accelerator.register_load_state_pre_hook(load)
 
 
-class _DropsLater:
-    """Before the first step of an optimizer of its tables, the pins go of what is later than the
-    rows of a store. No forward tells that training goes on, in whichever mode the model is."""
+_gone_back: weakref.WeakSet[CheckpointPins] = weakref.WeakSet()
+"""Pins of stores that a state was loaded for, and of which no rows have changed since."""
+_looks_at_steps: list[RemovableHandle] = []
+"""The hook of this process, once it is needed. It stays: torch may be going through its hooks
+whenever one could be taken away, and refuses to go on then."""
 
-    def __init__(self) -> None:
-        self._handle: RemovableHandle | None = None
-        self._pins: weakref.ref[CheckpointPins] | None = None
 
-    def watch(self, pins: CheckpointPins) -> None:
-        """Looks at all steps from here on, until one drops them or nobody has the pins."""
-        self._remove()
-        self._pins = weakref.ref(pins)
-        self._handle = register_optimizer_step_pre_hook(self._before)
+def _watch(pins: CheckpointPins) -> None:
+    """Unpins later checkpoints before the first step that changes rows. No forward tells that
+    training goes on, in whichever mode the model is."""
+    if not _looks_at_steps:
+        _looks_at_steps.append(register_optimizer_step_pre_hook(_before_step))
+    _gone_back.add(pins)
 
-    def _before(self, optimizer: Any, *_: Any) -> None:
-        pins = None if self._pins is None else self._pins()
-        if pins is None:
-            self._remove()
-        elif isinstance(optimizer, RowOptimizer) and any(
+
+def _before_step(optimizer: Any, *_: Any) -> None:
+    if not _gone_back or not isinstance(optimizer, RowOptimizer):
+        return
+    for pins in list(_gone_back):
+        if any(
             rows.table.store is pins.store and rows.parameter.grad is not None
             for rows in optimizer._pending.values()
         ):
-            self._remove()
             pins.drop_later()
-
-    def _remove(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
+            _gone_back.discard(pins)  # an error of the former leaves it to the next step
 
 
 class _GoesBack:
@@ -241,6 +237,6 @@ class _GoesBack:
 def _go_back_before_loads(model: nn.Module, store: Store) -> None:
     for hook in model._load_state_dict_pre_hooks.values():
         found = getattr(hook, "hook", hook)
-        if isinstance(found, _GoesBack) and found.store is not None:
+        if isinstance(found, _GoesBack) and found.store is store:
             return
     model._register_load_state_dict_pre_hook(_GoesBack(store), with_module=True)

@@ -313,19 +313,19 @@ def test_hooks_of_a_loaded_model_can_be_pickled_and_do_not_pile_up(
 
     from embedrock.adapters import hf
 
-    before = len(_global_optimizer_pre_hooks)
-    model, pins, later = torch.nn.Linear(2, 2), CheckpointPins(opened), hf._DropsLater()
+    model, pins = torch.nn.Linear(2, 2), CheckpointPins(opened)
+    hf._watch(pins)
+    hooks = list(_global_optimizer_pre_hooks)
     for _ in range(3):  # as each load_state does
         hf._go_back_before_loads(model, opened)
-        later.watch(pins)
+        hf._watch(pins)
     assert len(model._load_state_dict_pre_hooks) == 1
-    assert len(_global_optimizer_pre_hooks) == before + 1
+    assert list(_global_optimizer_pre_hooks) == hooks and len(hf._gone_back) == 1
     again = pickle.loads(pickle.dumps(model))
     again(torch.ones(1, 2))
     again.load_state_dict(model.state_dict())
     del pins  # as with the accelerator that had them
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    assert len(_global_optimizer_pre_hooks) == before
+    assert not hf._gone_back
 
 
 def test_accelerate_keeps_states_and_goes_on_from_one(
@@ -365,3 +365,73 @@ def test_accelerate_keeps_states_and_goes_on_from_one(
         step()
     accelerator.save_state(str(tmp_path / "new"))
     assert steps(opened) == [1, 2] and os.path.isdir(tmp_path / "state3")
+
+
+class Both(torch.nn.Module):  # type: ignore[misc]
+    """Rows of two stores."""
+
+    def __init__(self, *stores: embedrock.Store) -> None:
+        super().__init__()
+        self.parts = torch.nn.ModuleList([Rows(store) for store in stores])
+
+    def forward(self, ids: Any) -> Any:
+        return sum(part(ids)["loss"] for part in self.parts)
+
+
+def test_two_stores_go_on_beside_hooks_of_others(opened: embedrock.Store, tmp_path: Path) -> None:
+    """The hook took itself away while torch went through the hooks, of which others came later."""
+    accelerate = pytest.importorskip("accelerate")
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    from embedrock.adapters.hf import commit_with
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    with embedrock.open(tmp_path / "other", memory="4MiB") as other:
+        model = Both(opened, other)
+        model, optimizer = accelerator.prepare(model, together(model))
+        for store in (opened, other):
+            commit_with(accelerator, store)
+
+        def step() -> None:
+            accelerator.backward(model(IDS))
+            optimizer.step()
+            optimizer.zero_grad()
+
+        for number in range(3):
+            step()
+            accelerator.save_state(str(tmp_path / f"state{number}"))
+        accelerator.load_state(str(tmp_path / "state0"))
+        seen: list[Any] = []
+        handle = register_optimizer_step_pre_hook(lambda *_: seen.append(None))
+        try:
+            with pytest.warns(UserWarning, match="goes on from its commit of step 0") as warned:
+                step()
+        finally:
+            handle.remove()
+        assert len(warned) == 2 and seen
+        assert steps(opened) == steps(other) == [0]
+        other.commit(3)
+
+
+def test_pins_that_could_not_be_dropped_are_dropped_before_the_next_step(
+    opened: embedrock.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embedrock.adapters import hf
+
+    model, pins, tries = Rows(opened), CheckpointPins(opened), []
+
+    def drop() -> None:
+        tries.append(None)
+        if len(tries) == 1:
+            raise OSError("not this time")
+
+    monkeypatch.setattr(pins, "drop_later", drop)
+    hf._watch(pins)
+    optimizer = together(model)
+    model(IDS)["loss"].backward()
+    with pytest.raises(OSError, match="not this time"):
+        optimizer.step()
+    optimizer.step()
+    model(IDS)["loss"].backward()
+    optimizer.step()
+    assert len(tries) == 2
