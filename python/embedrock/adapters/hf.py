@@ -21,7 +21,7 @@ from embedrock.adapters._pinning import CheckpointPins
 from embedrock.optim.base import RowOptimizer
 from embedrock.store import Store
 
-__all__ = ["Commits", "commit_with"]
+__all__ = ["Commits", "StateCommits", "commit_with"]
 
 
 def _of_transformers(name: str) -> Any:
@@ -143,19 +143,20 @@ class TrainerControl(_of_transformers("TrainerControl")):  # type: ignore[misc]
 
 def commit_with(
     accelerator: Any, store: Store, step: Callable[[], int] | None = None, *, pin: bool = True
-) -> None:
+) -> StateCommits:
     """Commits the store with each ``accelerator.save_state``, and goes back with ``load_state``.
 
     ``step`` gives the number of the commit; None: one more than that of the last commit. The rows
     are durable before the files of the state are written, and pinned as long as its folder is
     there; ``pin=False`` leaves that to the store's ``keep``. The first step that changes rows after
     a state was loaded goes on from there: later states lose their rows, with a warning. Evaluation
-    loses nothing.
+    loses nothing. A change before that step, as by ``table.put`` or a constraint of rows, is
+    refused for the later pins: call ``drop_later()`` of what is returned before.
 
     Errors: as for :class:`Commits`.
 
     >>> from embedrock.adapters.hf import commit_with
-    >>> commit_with(accelerator, store)  # doctest: +SKIP
+    >>> commits = commit_with(accelerator, store)  # doctest: +SKIP
     """
     pins = CheckpointPins(_restoring.the_store(store), pin)
     function("step", step, "no arguments that returns the number of the step")
@@ -186,6 +187,25 @@ def commit_with(
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
+    return StateCommits(pins)
+
+
+class StateCommits:
+    """The commits of a store with the states of an Accelerator; :func:`commit_with` gives it."""
+
+    def __init__(self, pins: CheckpointPins) -> None:
+        """Takes the pins of the states."""
+        self._pins = pins
+
+    def drop_later(self) -> None:
+        """Unpins the states after the commit that the store is at, so that it can change.
+
+        A step of an optimizer of ``embedrock.optim`` does so by itself. Call it behind
+        ``load_state`` and before any other change: ``table.put``, ``table.modify``, rows that a
+        constraint writes in a forward, ``store.commit``. Warns with the states that lose their
+        rows.
+        """
+        self._pins.drop_later()
 
 
 _gone_back: weakref.WeakSet[CheckpointPins] = weakref.WeakSet()
@@ -203,12 +223,14 @@ def _watch(pins: CheckpointPins) -> None:
     _gone_back.add(pins)
 
 
-def _before_step(optimizer: Any, *_: Any) -> None:
+def _before_step(optimizer: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
     if not _gone_back or not isinstance(optimizer, RowOptimizer):
         return
+    # A closure brings the gradients within the step.
+    has_closure = any(callable(one) for one in (*arguments[1:], *keywords.values()))
     for pins in list(_gone_back):
         if any(
-            rows.table.store is pins.store and rows.parameter.grad is not None
+            rows.table.store is pins.store and (has_closure or rows.parameter.grad is not None)
             for rows in optimizer._pending.values()
         ):
             pins.drop_later()

@@ -435,3 +435,42 @@ def test_pins_that_could_not_be_dropped_are_dropped_before_the_next_step(
     model(IDS)["loss"].backward()
     optimizer.step()
     assert len(tries) == 2
+
+
+@pytest.mark.parametrize("way", ["positional", "keyword", "put"])
+def test_changes_that_no_gradient_announces_have_a_way_on(
+    opened: embedrock.Store, tmp_path: Path, way: str
+) -> None:
+    """The hook looked at gradients before a closure made them, and the pins refused the change."""
+    accelerate = pytest.importorskip("accelerate")
+    from embedrock.adapters.hf import commit_with
+
+    accelerator, model = accelerate.Accelerator(cpu=True), Rows(opened)
+    model = accelerator.prepare(model)
+    commits = commit_with(accelerator, opened)
+    optimizer = embedrock.optim.SGD(model, lr=0.1)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(IDS)["loss"]
+        loss.backward()
+        return loss
+
+    for number in range(3):
+        optimizer.step(closure)
+        accelerator.save_state(str(tmp_path / f"state{number}"))
+    accelerator.load_state(str(tmp_path / "state0"))
+    saved, ones = now(model), torch.ones(1, DIM)
+    if way == "put":
+        with pytest.raises(MisuseError, match="unpin it first"):
+            model.rows.table.put([0], ones)
+    with pytest.warns(UserWarning, match="goes on from its commit of step 0"):
+        if way == "put":
+            commits.drop_later()
+        elif way == "keyword":
+            optimizer.step(closure=closure)
+        else:
+            optimizer.step(closure)
+    if way == "put":
+        model.rows.table.put([0], ones)
+    assert steps(opened) == [0] and not same(now(model), saved)
