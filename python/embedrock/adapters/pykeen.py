@@ -57,6 +57,9 @@ __all__ = ["LookaheadTrainingLoop", "Rows", "RowsCallback", "RowsEvaluator", "ra
 _BLOCK, _CHUNK = 32, 1024
 """PyKEEN's interactions compute a tensor of queries x entities x values; this one fits a cache."""
 _GATHERED = 8192
+_RECEIVED_MAX = 64
+"""Batches of ids that wait for an update before they are made distinct. Few enough to be small, and
+many enough that this costs little for each."""
 _COMMIT, _SINCE, _UPDATES = slice(3, 6), 6, 8
 """Where a module's extra state has the last commit, the batches since and the updates of its table,
 as ``embedrock.nn.bond`` lays out."""
@@ -112,10 +115,12 @@ class Rows(Representation):  # type: ignore[misc]
 
     Shapes: ``indices (*) -> (*, *shape)``; without indices, all rows, in memory.
 
-    As in :class:`embedrock.nn.Embedding` gradients decide whether rows train, not the mode.
+    As in :class:`embedrock.nn.Embedding` gradients decide whether rows train, not the mode. With
+    a constrainer rows of a store that is open to read have none.
 
-    Errors: ``UnsupportedError`` when all rows are asked for while gradients are recorded and they
-    are more than the store's memory, or when such rows get a gradient: training by LCWA does so.
+    Errors: ``UnsupportedError`` when all rows are asked for in training mode while gradients are
+    recorded and they are more than the store's memory, or when such rows get a gradient: training
+    by LCWA does so.
     ``MisuseError`` from ``train()`` on rows that were trained before, unless it goes on.
 
     >>> from embedrock.adapters.pykeen import Rows
@@ -186,6 +191,12 @@ class Rows(Representation):  # type: ignore[misc]
         if self._constraint is not None and received:
             self._constraint.after(torch.cat(received))
 
+    def _note(self, ids: Tensor) -> None:
+        """Keeps ids until rows were updated; distinct ones where many backwards come before."""
+        self._received.append(ids)
+        if len(self._received) >= _RECEIVED_MAX:
+            self._received = [torch.cat(self._received).unique()]
+
     def _plain_forward(self, indices: Tensor | None = None) -> Tensor:
         if indices is None:
             return self._all()
@@ -195,7 +206,8 @@ class Rows(Representation):  # type: ignore[misc]
         if self.rows._records() and not self._store.read_only:
             self._constraint.before(flat)
             rows = self.rows(indices)
-            rows.register_hook(lambda _: self._received.append(flat))
+            if rows.requires_grad:
+                rows.register_hook(lambda _: self._note(flat))
             return self._shaped(rows)
         found = EntityRows(self.rows, fresh=self._constrained).of(flat.numpy())
         return self._shaped(found.view(*indices.shape, -1))

@@ -219,6 +219,41 @@ def test_rows_that_nothing_trains_leave_nothing_behind_and_need_no_writer(tmp_pa
         assert torch.equal(Rows(store=store, **given)(torch.arange(7)), wanted)
 
 
+def test_rows_frozen_by_hand_are_given_with_a_constrainer(store: Any) -> None:
+    """A hook was registered on rows that require no gradient, which torch refuses."""
+    rows = Rows(max_id=7, shape=4, store=store, name="r", constrainer="normalize", optimizer="sgd")
+    waits = rows(torch.tensor([1]))
+    for parameter in rows.parameters():
+        parameter.requires_grad = False
+    found = rows(torch.tensor([1, 2]))
+    assert waits.requires_grad and not found.requires_grad
+    assert (found.norm(dim=-1) - 1).abs().max() < 1e-6
+
+
+def test_rows_with_a_constrainer_have_no_gradient_in_a_reader(tmp_path: Path) -> None:
+    with embedrock.open(tmp_path / "s", "4MiB") as store:
+        given: dict[str, Any] = {"max_id": 7, "shape": 4, "name": "r", "constrainer": "normalize"}
+        Rows(store=store, **given)
+        store.commit(1)
+    with embedrock.open(tmp_path / "s", "4MiB", read_only=True) as store:
+        assert not Rows(store=store, **given)(torch.arange(7)).requires_grad
+
+
+def test_ids_of_backwards_without_an_update_stay_few_and_are_constrained(store: Any) -> None:
+    """Each backward left its ids until post_parameter_update, which a loop may never call."""
+    rows = Rows(max_id=7, shape=4, store=store, name="r", constrainer="normalize", optimizer="sgd")
+    optimizer = embedrock.optim.SGD(rows, lr=0.5)
+    for number in range(300):
+        rows(torch.tensor([number % 3] * 10)).square().sum().backward()
+        assert sum(map(len, rows._received)) <= 64 * 10
+        optimizer.zero_grad()
+    rows(torch.tensor([1, 4])).sum().backward()
+    optimizer.step()
+    rows.post_parameter_update()
+    assert rows._received == []
+    assert (rows(torch.arange(7)).norm(dim=-1) - 1).abs().max() < 1e-6
+
+
 def test_ranks_of_a_larger_graph_with_rows_never_written(store: Any) -> None:
     random = np.random.default_rng(0)
     triples = torch.from_numpy(random.integers(0, 3000, (900, 3)) % [3000, 7, 3000])
