@@ -19,6 +19,7 @@ from embedrock._warnings import warn
 from embedrock.errors import BudgetWarning, MisuseError
 
 __all__ = [
+    "is_in_bytes",
     "machine_bytes",
     "memory_text",
     "same_memory",
@@ -79,6 +80,11 @@ def size_of(name: str, value: Any, least: int) -> int:
 def same_memory(one: str, other: str) -> bool:
     """Whether two budgets, as the engine reads them, are the same amount, however it is written."""
     return _amount(one) == _amount(other)
+
+
+def is_in_bytes(memory: str) -> bool:
+    """Whether a budget, as the engine reads it, names bytes and no share."""
+    return _size(memory) is not None
 
 
 def warn_beyond_machine(memory: str) -> None:

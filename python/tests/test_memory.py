@@ -196,3 +196,17 @@ def test_too_little_memory_is_told_to_readers_when_they_open(tmp_path: Path) -> 
     least = int(str(caught.value).rsplit("memory=", 1)[1])
     with embedrock.open(tmp_path / "s", least, read_only=True) as reader:
         assert reader.table("t").get([1]).shape == (1, 16)
+
+
+# The default is per cent, which a growing table without expected_rows gives no bytes.
+def test_readers_look_at_commits_of_a_store_whose_tables_grow(tmp_path: Path) -> None:
+    with embedrock.open(tmp_path / "s", "8MiB") as store:
+        store.table("words", 16)
+        store.commit(1, meta={"loss": 0.5})
+    with embedrock.open(tmp_path / "s", read_only=True) as reader:
+        assert [(each.step, each.meta) for each in reader.commits()] == [(1, {"loss": 0.5})]
+        assert list(reader.tables) == ["words"]
+        with pytest.raises(BudgetError, match="give expected_rows=, or memory in bytes"):
+            reader.table("words").get([1])
+    with pytest.raises(BudgetError, match="give at least memory="):
+        embedrock.open(tmp_path / "s", "10kb", read_only=True)

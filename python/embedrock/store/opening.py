@@ -16,7 +16,7 @@ from embedrock._arguments import (
     whole,
     whole_or_none,
 )
-from embedrock._memory import memory_text, warn_beyond_machine
+from embedrock._memory import is_in_bytes, memory_text, warn_beyond_machine
 from embedrock.ahead.window import WINDOW_GROUP
 from embedrock.errors import LockedError
 from embedrock.store.locked import for_one_process
@@ -175,17 +175,21 @@ def open(
             raise for_one_process(error) from None
 
     if reads:
-        return warn_of_part(register(_divided(make())))
+        return warn_of_part(register(_divided(make(), budget)))
     store, was_open = open_once(directory, {"memory": budget, **arguments}, make)
     if was_open:
         store._give_again()
     return warn_of_part(store)
 
 
-def _divided(reader: Store) -> Store:
+def _divided(reader: Store, memory: str) -> Store:
     """The reader with its memory divided among the tables, as a writer's is when it is open: that
-    too little was given is said here and not by the first verb."""
-    if reader._core.tables():
+    too little was given is said here and not by the first verb.
+
+    Only of memory in bytes. Per cent are at least what works, and of a growing table that does not
+    say how many rows it will have they come to nothing: its commits can be looked at all the same.
+    """
+    if is_in_bytes(memory) and reader._core.tables():
         try:
             reader._core.stats()
         except BaseException:
