@@ -31,7 +31,7 @@ _DIGITS = b"0123456789 \n"
 _PLACES_MAX = 1 << 40
 _DENSE_BYTES = 64 << 20
 _DENSE_TIMES = 16
-"""Features of more bytes, with so many zeros for each value that is none, are worth a word."""
+"""Features of more bytes, with more than 16 values per nonzero one, are worth a word."""
 _LARGEST = np.iinfo(np.int64).max
 _TEXTS = tuple(f"{kind}{packed}" for kind in (".tsv", ".csv", ".txt") for packed in ("", ".gz"))
 _TEXTS += (".tsv.zst", ".csv.zst", ".txt.zst", ".parquet")
@@ -237,7 +237,7 @@ def _dense(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.fl
 
 
 def _warn_dense(path: Path, shape: tuple[int, int], ones: int, has_names: bool = False) -> None:
-    """Says before it is made where hardly a value of a dense table of features is none of 0."""
+    """Warns, before it is allocated, of a table that is almost all zeros."""
     nodes, width = shape
     size = nodes * width * 4
     if size <= _DENSE_BYTES or ones * _DENSE_TIMES >= nodes * width:
