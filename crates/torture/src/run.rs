@@ -111,8 +111,9 @@ fn settings(plan: &Plan) -> String {
             let spec = &table.spec;
             let rows = spec.num_embeddings.map_or("grows".to_owned(), |n| format!("{n} rows"));
             format!(
-                "{} dim {} {} {} {rows} {} keys{}",
+                "{} {} dim {} {} {} {rows} {} keys{}",
                 spec.name,
+                spec.storage.name(),
                 spec.embedding_dim,
                 spec.dtype.name(),
                 spec.optimizer.kind.name(),

@@ -266,7 +266,7 @@ impl Inner {
         }
         self.poison_on_error(Pins::install(medium))?;
         *self.pins.lock() = next.clone();
-        self.history.lock().pins_bytes = pins_bytes(medium)?;
+        self.count_pins_bytes(&mut self.history.lock());
         Ok(())
     }
 
@@ -313,7 +313,7 @@ impl Inner {
         self.poison_on_error(Pins::install(medium))?;
         *self.pins.lock() = pins;
         *self.later_pins.lock() = later;
-        history.pins_bytes = pins_bytes(medium)?;
+        self.count_pins_bytes(history);
         Ok(())
     }
 
@@ -383,8 +383,14 @@ impl Inner {
     /// writer.
     fn remove_pin_file(&self, sequence: u64) {
         let _ = self.medium.remove(&name_of(pin_number(sequence)));
+        self.count_pins_bytes(&mut self.history.lock());
+    }
+
+    /// Counts anew what pins have of the disk. Where that cannot be seen the count stays: what was
+    /// written down is written down.
+    fn count_pins_bytes(&self, history: &mut History) {
         if let Ok(bytes) = pins_bytes(&*self.medium) {
-            self.history.lock().pins_bytes = bytes;
+            history.pins_bytes = bytes;
         }
     }
 

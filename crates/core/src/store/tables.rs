@@ -233,7 +233,9 @@ impl Inner {
         engine.plan(&self.options, &*self.medium)?;
         *self.divided.lock() = Some((engine.asked_bytes, engine.budget_bytes));
         self.was_divided.store(true, Ordering::Relaxed);
-        if !self.make_window_room(&engine, 0)? {
+        let fits = self.shrink_to(&engine, 0, Engine::index_bytes_to_come)?;
+        // What the look-ahead window still has it gives with its next task.
+        if !fits && engine.window_bytes.load(Ordering::Relaxed) == 0 {
             engine.planned = false;
             engine.check_budget(&self.options)?;
             bail!(

@@ -101,18 +101,23 @@ impl Share {
         self.portion_bytes() / 2
     }
 
-    /// Bytes of a merge, where the storage has them, of its changes that wait for the journal, and
-    /// of what upkeep could not read.
-    pub fn merge_bytes(&self) -> usize {
+    /// Bytes of a merge, where the storage has them, and of what grows beside.
+    fn merge_bytes(&self) -> usize {
         match self.kind {
             StorageKind::Log | StorageKind::Pmem => 0,
             StorageKind::Lsm | StorageKind::Pages => {
-                let tombstones = TOMBSTONE_BYTES * self.parked_rows;
-                let changes = self.change_portion_bytes() + tombstones + EDIT_BYTES;
-                // What grows has up to twice its bytes.
-                MERGE_PORTIONS * self.merge_portion_bytes() + 2 * (changes + FAILURES_BYTES)
+                MERGE_PORTIONS * self.merge_portion_bytes() + self.growing_bytes()
             }
         }
+    }
+
+    /// Bytes of the changes of a storage with merges that wait for the journal, and of what upkeep
+    /// could not read.
+    pub fn growing_bytes(&self) -> usize {
+        let tombstones = TOMBSTONE_BYTES * self.parked_rows;
+        let changes = self.change_portion_bytes() + tombstones + EDIT_BYTES;
+        // What grows has up to twice its bytes.
+        2 * (changes + FAILURES_BYTES)
     }
 
     /// Rows that can wait to be written.

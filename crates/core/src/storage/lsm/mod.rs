@@ -77,8 +77,7 @@ pub struct Lsm {
     next_ticket: u64,
     upkeep: Upkeep,
     set_aside: SetAside,
-    /// The plan of the budget has so many bytes for merges, for changes and for what is set aside,
-    /// now or soon.
+    /// The plan of the budget has so many bytes for changes and for what is set aside, now or soon.
     expected_bytes: u64,
     room: MergeRoom,
 }

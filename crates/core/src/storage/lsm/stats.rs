@@ -46,7 +46,7 @@ impl StorageBudget for Lsm {
     fn equip(&mut self, share: Share, medium: &dyn Medium) -> Result<()> {
         self.upkeep.equip(share.merge_portion_bytes());
         self.changes.equip(share.change_portion_bytes());
-        self.expected_bytes = share.merge_bytes() as u64;
+        self.expected_bytes = share.growing_bytes() as u64;
         self.top.equip(share, medium)
     }
 
@@ -89,11 +89,11 @@ impl StorageBudget for Lsm {
     fn memory(&self) -> StorageMemory {
         let StorageMemory { index_bytes, buffer_bytes } = self.top.memory();
         let set_aside = self.set_aside.memory_bytes() + self.top.failures_bytes();
-        let beside = (self.changes.memory_bytes() + set_aside) as u64 + self.upkeep.memory_bytes();
+        // Nobody else may take meanwhile what a batch of deletes needs at once.
+        let growing = ((self.changes.memory_bytes() + set_aside) as u64).max(self.expected_bytes);
         StorageMemory {
             index_bytes: index_bytes + self.index_bytes_below(),
-            // Nobody else may take meanwhile what a merge or a batch of deletes needs at once.
-            buffer_bytes: buffer_bytes + beside.max(self.expected_bytes),
+            buffer_bytes: buffer_bytes + self.upkeep.memory_bytes() + growing,
         }
     }
 }

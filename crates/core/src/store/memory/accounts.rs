@@ -142,6 +142,19 @@ impl Engine {
         self.classes.iter().enumerate().map(of_class).sum()
     }
 
+    /// Bytes that indexes may take with the next rows that are written, of all classes: as many as
+    /// a flush buffer has, and those of a way that a cache gives. Who takes what is free leaves
+    /// them.
+    pub(in crate::store) fn bytes_about_to_come(&self) -> u64 {
+        let of_class = |(at, class): (usize, &Class)| {
+            let log = class.log.lock();
+            let rows = class.tier().plan.storage.parked_rows() as u64;
+            let rows = rows + u64::from(class.cache().sets());
+            self.index_bytes_to_come_of(at, &**log).max(class.memory_for_written(&**log, rows))
+        };
+        self.classes.iter().enumerate().map(of_class).sum()
+    }
+
     /// Those of one class, which the caller has in hand.
     pub(in crate::store) fn index_bytes_to_come_of(&self, at: usize, log: &dyn Storage) -> u64 {
         let class = &self.classes[at];

@@ -133,7 +133,7 @@ impl Inner {
         let used = used.saturating_sub(giveable);
         // Caches are not emptied for deletes that would be refused all the same.
         let fits = used + growth <= engine.budget_bytes;
-        if fits && self.make_window_room(engine, growth)? {
+        if fits && self.shrink_to(engine, growth, Engine::index_bytes_to_come)? {
             return Ok(());
         }
         class.log.lock().drop_deleted_soon();
@@ -154,10 +154,21 @@ impl Inner {
         );
     }
 
-    /// Makes sure that `growth` more bytes fit the budget; false when the caches cannot give them.
+    /// Makes sure that `growth` more bytes of the look-ahead window fit the budget, beside what
+    /// rows that wait make indexes grow by; false when the caches cannot give them.
     pub(in crate::store) fn make_window_room(&self, engine: &Engine, growth: u64) -> Result<bool> {
-        let used = || engine.memory().total() + engine.index_bytes_to_come();
-        while used() + growth > engine.budget_bytes {
+        self.shrink_to(engine, growth, Engine::bytes_about_to_come)
+    }
+
+    /// Takes from caches until `growth` more bytes fit, and those to come; false when they have no
+    /// more to give.
+    pub(in crate::store) fn shrink_to(
+        &self,
+        engine: &Engine,
+        growth: u64,
+        to_come: fn(&Engine) -> u64,
+    ) -> Result<bool> {
+        while engine.memory().total() + to_come(engine) + growth > engine.budget_bytes {
             if !self.shrink_largest(engine)? {
                 return Ok(false);
             }
@@ -172,13 +183,7 @@ impl Inner {
         if !engine.planned || !engine.classes.iter().any(|class| class.cache().is_shrunk()) {
             return;
         }
-        let about_to_take = |(at, class): (usize, &Class)| {
-            let log = class.log.lock();
-            let rows = class.tier().plan.storage.parked_rows() as u64;
-            let rows = rows + u64::from(class.cache().sets());
-            engine.index_bytes_to_come_of(at, &**log).max(class.memory_for_written(&**log, rows))
-        };
-        let to_come: u64 = engine.classes.iter().enumerate().map(about_to_take).sum();
+        let to_come = engine.bytes_about_to_come();
         loop {
             let room = engine.budget_bytes.saturating_sub(engine.memory().total() + to_come);
             let mut fitting: Vec<&Class> =

@@ -255,7 +255,7 @@ impl Plan {
             }
         };
         self.off = self.pace == Pace::Off || self.fixed_bytes > self.most_bytes / 4 * 3;
-        let used = engine.memory().total() + engine.index_bytes_to_come()
+        let used = engine.memory().total() + engine.bytes_about_to_come()
             - engine.window_bytes.load(Ordering::Relaxed);
         let giveable: u64 = caches().map(|cache| cache.giveable_bytes()).sum();
         self.off |= used + self.bytes() > engine.budget_bytes + giveable;

@@ -66,7 +66,7 @@ pub(super) fn check_disk(inner: &Inner, needs: &[DiskNeed]) -> Result<()> {
 
 /// Makes room in the budget for the index of frozen rows.
 pub(super) fn make_index_room(inner: &Inner, engine: &Engine, needed: u64) -> Result<()> {
-    if !inner.make_window_room(engine, needed)? {
+    if !inner.shrink_to(engine, needed, Engine::index_bytes_to_come)? {
         bail!(
             Budget,
             "the index of frozen rows takes up to {needed} bytes more while it is made, and the \
