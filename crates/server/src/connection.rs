@@ -219,6 +219,9 @@ impl Connection {
             && silent >= LEFT_AFTER
             && !session.has_job
             && session.queue.is_none()
+            && session.linger.is_none()
+            && !self.is_due
+            && !self.is_readable
             && self.input.is_empty()
             && !self.decoder.is_skipping()
             && self.is_out()

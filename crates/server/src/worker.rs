@@ -558,6 +558,7 @@ impl Worker {
                 continue;
             }
             if connection.is_left(silent) {
+                self.shared.metrics.timed_out.inc();
                 self.end(number);
                 continue;
             }
