@@ -23,6 +23,7 @@ NEEDS_TORCH = {
     "average_weights",
     "bring_a_model",
     "commit_and_resume",
+    "change_tables",
     "convert_model",
     "knowledge_graph",
     "look_ahead",
@@ -69,6 +70,8 @@ SAYS = {
         r"ads 100 rows, 0 deleted\nads 0 rows, 1 deleted\nstep 2 row 0 is 0\.5\n"
         r"served\.store: at step 3 of ads\.store, 5 rows and 0 deletes in 1 commits\n"
     ),
+    "change_tables": r"1500 ids, 1500 rows trained, old rows the same: True\n"
+    r"\['products'\] at step 3\n",
     "choose_memory": r"(\d+% is .* MiB: \d+% of the rows were in memory, \d+% at best\n){3}",
     "cluster": (
         r"\[1\. 1\. 1\. 0\.\] \[ True  True  True False\]\n"

@@ -352,12 +352,14 @@ def _facts(sides: dict[str, _Side]) -> dict[str, Any]:
 def _reader(path: str, budget: int, first: Request) -> embedrock.Store:
     """A reader with a budget in bytes, or with the smallest that works, if that is more."""
     while True:
-        store = embedrock.open(path, max(budget, LEAST_BYTES), create=False, read_only=True)
+        store = None
         try:
+            store = embedrock.open(path, max(budget, LEAST_BYTES), create=False, read_only=True)
             for name, keys in first:
                 store.table(name).get(keys)
         except BudgetError as error:
-            store.close()
+            if store is not None:
+                store.close()
             least = int(str(error).rsplit("memory=", 1)[1])
             if least <= budget:
                 raise
