@@ -100,10 +100,13 @@ def run_to_its_end(
     exit status. What can be said of options and files is said before PyTorch is imported."""
     from embedrock import report
     from embedrock.report import progress
+    from embedrock.training.options import TrainOptions
 
     if arguments.report is not None:
         report.check(arguments.report)
     options.check()
+    if isinstance(options, TrainOptions) and not options.store.exists():
+        options.check_model()  # a run that goes on says which model it is
     files = options.files()
     check_there(files.values() if isinstance(files, dict) else files)
     train = importlib.import_module(f"embedrock.training.{module}").train
