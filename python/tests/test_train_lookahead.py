@@ -405,7 +405,9 @@ def test_the_command_takes_what_is_read_ahead(
         raise Enough
 
     monkeypatch.setattr(job, "train", train)
-    command = ["train", "--data", "x", "--format", "criteo", "--store", str(tmp_path / "store")]
+    data = tmp_path / "log"
+    data.write_text("")
+    command = ["train", "--data", str(data), "--format", "criteo", "--store", str(tmp_path / "s")]
     with pytest.raises(Enough):
         cli.main([*command, *given])
     (options,) = seen
