@@ -70,15 +70,6 @@ def shown(value: Any) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-def is_encodable(value: str) -> bool:
-    """Whether a text has bytes in UTF-8: all but those with lone surrogates."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def whole(name: str, value: Any, least: int) -> int:
     """A whole number from ``least`` on, below 2**64."""
     try:

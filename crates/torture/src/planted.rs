@@ -7,7 +7,7 @@ pub use embedrock_core::planted::Bug;
 use embedrock_core::planted::plant;
 use std::time::{Duration, Instant};
 
-/// Ranges of seeds, apart from each other, for a median.
+/// Ranges of seeds, apart from each other.
 pub const RANGES: usize = 5;
 /// Seeds of a range at most.
 pub const SEEDS_MAX: u64 = 100;
@@ -22,7 +22,7 @@ pub struct Caught {
     /// The bug.
     pub bug: Bug,
     /// Seeds of each range; `None` where it was not found.
-    pub seeds: Vec<Option<u64>>,
+    pub seeds: [Option<u64>; RANGES],
     /// Operations and time of all ranges.
     pub operations: u64,
     /// See `operations`.
@@ -34,9 +34,9 @@ pub struct Caught {
 impl Caught {
     /// The median of the ranges; `None` when most have not found it.
     pub fn median(&self) -> Option<u64> {
-        let mut seeds: Vec<u64> = self.seeds.iter().map(|n| n.unwrap_or(u64::MAX)).collect();
+        let mut seeds = self.seeds.map(|seeds| seeds.unwrap_or(u64::MAX));
         seeds.sort_unstable();
-        Some(seeds[seeds.len() / 2]).filter(|median| *median != u64::MAX)
+        Some(seeds[RANGES / 2]).filter(|median| *median != u64::MAX)
     }
 
     /// True when every range has found it, soon enough.
@@ -45,8 +45,8 @@ impl Caught {
     }
 }
 
-/// Plants a bug and runs so many ranges until each has found it.
-pub fn catch(bug: Bug, first: u64, ranges: usize, limits: &Limits) -> Caught {
+/// Plants a bug and runs the ranges until each has found it.
+pub fn catch(bug: Bug, first: u64, limits: &Limits) -> Caught {
     let begin = Instant::now();
     let mut counts = Counts::default();
     let mut what = String::new();
@@ -54,7 +54,7 @@ pub fn catch(bug: Bug, first: u64, ranges: usize, limits: &Limits) -> Caught {
     let limits =
         &Limits { without: [&limits.without[..], &[Habit::Pins]].concat(), ..limits.clone() };
     plant(Some(bug));
-    let of_range = |range| {
+    let seeds = std::array::from_fn(|range| {
         let from = first + range as u64 * APART;
         let found = (1..=SEEDS_MAX).find_map(|n| {
             let failure = run(from + n - 1, limits, &mut counts).err()?;
@@ -70,8 +70,7 @@ pub fn catch(bug: Bug, first: u64, ranges: usize, limits: &Limits) -> Caught {
             }
             n
         })
-    };
-    let seeds = (0..ranges).map(of_range).collect();
+    });
     plant(None);
     Caught { bug, seeds, operations: counts.operations, elapsed: begin.elapsed(), what }
 }

@@ -48,7 +48,7 @@ impl Life<'_> {
         }
         let rewrites = match self.plan.kind {
             Kind::Churn => self.random.chance(1, 6),
-            Kind::Narrow => self.random.chance(1, 4),
+            Kind::Narrow => self.random.chance(1, 2),
             _ => false,
         };
         if rewrites {

@@ -17,7 +17,6 @@ from embedrock import initializers as _initializers
 from embedrock import optimizers as _optimizers
 from embedrock._arguments import (
     flag,
-    is_encodable,
     named_path_or_none,
     number,
     seconds,
@@ -247,8 +246,7 @@ class RemoteStore:
 
     def __contains__(self, name: object) -> bool:
         """Whether the server has a table of that name. Blocking: asks it."""
-        # A surrogate has no bytes, and no table such a name.
-        return isinstance(name, str) and is_encodable(name) and self._has_table(name)
+        return isinstance(name, str) and self._has_table(name)
 
     def __iter__(self) -> Iterator[str]:
         """The names of all tables, in order of creation. Blocking: asks the server."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 from embedrock import _verbs
 from embedrock import initializers as _initializers
 from embedrock import optimizers as _optimizers
-from embedrock._arguments import choice, flag, is_encodable, shown, text, whole
+from embedrock._arguments import choice, flag, shown, text, whole
 from embedrock._arrays import ArrayLike, Keys, as_keys
 from embedrock._keys import KeysNamed
 from embedrock._made_keys import HASHED, kinds_of
@@ -92,8 +92,7 @@ class Store(Changing):
 
     def __contains__(self, name: object) -> bool:
         """Whether there is a table of that name."""
-        # A surrogate has no bytes, and no table such a name.
-        return isinstance(name, str) and is_encodable(name) and self._has_table(name)
+        return isinstance(name, str) and self._has_table(name)
 
     def __iter__(self) -> Iterator[str]:
         """The names of all tables, in order of creation."""
@@ -562,7 +561,10 @@ class Store(Changing):
         """Nobody has another dense part."""
 
     def _has_table(self, name: str) -> bool:
-        return self._core.find_table(name) is not None
+        try:
+            return self._core.find_table(name) is not None
+        except UnicodeEncodeError:  # a lone surrogate has no bytes, and no table such a name
+            return False
 
     def _update(
         self,

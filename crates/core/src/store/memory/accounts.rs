@@ -142,9 +142,9 @@ impl Engine {
         self.classes.iter().enumerate().map(of_class).sum()
     }
 
-    /// Bytes that indexes may take with the next rows that are written, of all classes: as many as
-    /// a flush buffer has, and those of a way that a cache gives. Who takes what is free leaves
-    /// them.
+    /// Bytes that the indexes of all classes may take with the next rows that are written: those of
+    /// a flush buffer, and of a way that a cache gives. Windows and returning ways of caches leave
+    /// them free.
     pub(in crate::store) fn bytes_about_to_come(&self) -> u64 {
         let of_class = |(at, class): (usize, &Class)| {
             let log = class.log.lock();
