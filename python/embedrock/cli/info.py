@@ -31,18 +31,18 @@ def add(commands: Any) -> argparse.ArgumentParser:
     """Adds the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "info",
-        help="tables, rows, commits, memory and disk of a store",
-        description="Opens a store for reading and says what is in it. Changes nothing.",
+        help="show tables, rows, commits, memory and disk of a store",
+        description="Opens a store for reading and describes its contents. Changes nothing.",
     )
     command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")
     command.add_argument(
-        "--memory", default="256MiB", help="memory for looking: the index must fit (256MiB)"
+        "--memory", default="256MiB", help="memory for reading: the index must fit (256MiB)"
     )
     output.add_folders(command)
     command.add_argument(
         "--verbose",
         action="store_true",
-        help="also how fast the device read when its first table was made",
+        help="also show how fast the device read when its first table was made",
     )
     output.add_json(command)
     command.set_defaults(run=run)
