@@ -227,7 +227,7 @@ class Table:
 
     @property
     def initializer(self) -> dict[str, Any]:
-        """What unwritten rows read as, as ``embedrock.initializers`` describes it."""
+        """The values of unwritten rows, as ``embedrock.initializers`` describes them."""
         return dict(self._initializer)
 
     def __repr__(self) -> str:

@@ -213,7 +213,7 @@ def _behind(now: Followed) -> str:
 
 
 def _source(arguments: argparse.Namespace) -> LogReader | Kafka:
-    """What is followed."""
+    """The source to follow."""
     from embedrock.follow import Kafka, LogReader
     from embedrock.follow.broker import read_config
 

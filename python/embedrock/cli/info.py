@@ -13,7 +13,7 @@ from embedrock._made_keys import SAID, kinds_of
 from embedrock.cli import output
 
 _KINDS = ("rows", "part", "pmem", "journal", "pin", "state", "spare", "other")
-"""What the names of files begin with (``docs/formats``), in the order of the list."""
+"""The prefixes of file names (``docs/formats``), in the order of the list."""
 _NOTED = {
     "part": "partitions",
     "pmem": "regions",
@@ -22,7 +22,7 @@ _NOTED = {
     "other": "other files",
 }
 _IN_USE = "in use"
-"""What is not known of a table whose region another process has."""
+"""Shown for values of a table whose region is open in another process."""
 _BLOCK_BYTES = 512
 """Of `st_blocks`, whatever the blocks of the file system are."""
 
@@ -212,7 +212,7 @@ def _in_class(row_class: dict[str, Any]) -> list[list[str]]:
 
 
 def _in_partitions(stats: dict[str, Any]) -> list[list[str]]:
-    """What lies in two kinds of files: the newest rows in `rows-…`, all others in partitions."""
+    """The contents of two kinds of files: the newest rows in `rows-…`, all others in partitions."""
     rows = []
     for one in stats["classes"]:
         if one["storage"] in ("lsm", "pages"):

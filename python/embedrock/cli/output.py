@@ -60,7 +60,7 @@ def add_json(command: argparse.ArgumentParser) -> None:
 
 
 def add_query_format(command: argparse.ArgumentParser) -> None:
-    """What lines of queries are, and what their ids are (`embedrock.data.query_logs`)."""
+    """Options for the format of query lines and their ids (`embedrock.data.query_logs`)."""
     command.add_argument(
         "--format",
         choices=FORMATS,

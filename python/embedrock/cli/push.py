@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _told(done: dict[str, Any]) -> str:
-    """What was pushed, as one line."""
+    """The result of a push, as one line."""
     stores = f", {_count(len(done['stores']), 'store', 'stores')}" if "stores" in done else ""
     missing = done.get("waiting_for")
     what = "sent" if done["is_new"] or missing else "nothing new; sent"

@@ -354,7 +354,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _columns(arguments: argparse.Namespace) -> Columns | None:
-    """What is said of the columns. Errors: MisuseError."""
+    """The columns that were given. Errors: MisuseError."""
     given = {f"--{name}": getattr(arguments, name) for name in ("label", "categorical", "dense")}
     if arguments.format == "csv":
         for option in ("--label", "--categorical"):

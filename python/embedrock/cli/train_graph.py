@@ -1,4 +1,4 @@
-"""What `embedrock train` has for models of knowledge graphs alone."""
+"""The options of `embedrock train` for models of knowledge graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `embedrock train` has for models of the nodes and links of a graph alone."""
+"""The options of `embedrock train` for models of the nodes and links of a graph."""
 
 from __future__ import annotations
 
