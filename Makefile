@@ -31,13 +31,13 @@ export CARGO_INCREMENTAL ?= 0
 export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(BIN)/python
 
-.PHONY: help setup demo docs pages test contests adapters built-tests check check-rust check-python tsan \
+.PHONY: help setup demo docs pages test contests nightly adapters built-tests check check-rust check-python tsan \
 	torture planted bench peers wheel format lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMPS)/build ## Make .venv, install the locked dependencies, build the package
+setup: $(STAMPS)/build-release ## Make .venv, install the locked dependencies, build the package
 
 demo: setup ## Show results and speed at 10 % memory beside plain PyTorch, in two minutes
 	$(BIN)/embedrock demo --cache-dir .cache
@@ -50,15 +50,21 @@ pages: $(STAMPS)/uv ## Bring examples and tables of results into the pages, and 
 
 RUST_TESTS := cargo test --locked --workspace --exclude embedrock-python \
 	--exclude embedrock-partbench --all-features
+# The extension for tests, with the profile and the features of the Rust tests: the engine is
+# compiled once for both. Its assertions are on. It takes the place of the fast one until `make setup`.
+TEST_BUILD := $(BIN)/maturin develop --profile test --uv --locked \
+	--features embedrock-core/kill,embedrock-core/parts,embedrock-torture/planted
+# The extension that checks look at: what `make setup` has installed, or else the one for tests.
+BUILT ?= $(firstword $(wildcard $(STAMPS)/build-release) $(STAMPS)/build-test)
 # What runs side by side keeps two cores busy: compilers and checks have moments with one thread.
 # Tests of Rust and of Python do not: the look-ahead window's threads have what time others leave.
 # Both wait for the disk and for processes that they begin, so there are more of them than cores.
 # What a file makes once for its tests is made by one worker (python/conftest.py).
 BESIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
-test: ## Run the checks, build the site, run the tests: Rust, Python, documented examples
-	@echo "Checks, the site and the build of the tests run side by side and print when they are done."
-	$(BESIDE) check docs built-tests
+test: ## Run the checks and the tests: Rust, Python, documented examples
+	@echo "Checks and the build of the tests run side by side and print when they are done."
+	$(BESIDE) BUILT=$(STAMPS)/build-test check built-tests
 	RUST_TEST_THREADS=4 $(RUST_TESTS)
 	$(BIN)/python -m pytest -n 3 --dist loadscope --durations=20 \
 		$(AHEAD:%=--ignore=%) $(RULES:%=--ignore=%) $(LONG:%=--ignore=%)
@@ -72,7 +78,18 @@ adapters: setup $(ADAPTERS)/.installed $(OLDEST)/.installed ## Run the tests bes
 	PYTHONPATH=python $(ADAPTERS)/bin/python -m pytest python/tests/test_examples.py -k "hf_ or lightning or on_a_graph or graph_from"
 	PYTHONPATH=python $(OLDEST)/bin/python -m pytest $(addprefix python/tests/,test_nn_bags.py test_nn_pool.py test_nn_equal.py)
 
-built-tests: $(STAMPS)/uv
+# Everything that random tests can be told to do: a power cut at every operation, more seeds.
+nightly: export EMBEDROCK_CUTS := 1
+nightly: export EMBEDROCK_SEEDS := 20
+nightly: export EMBEDROCK_KILLS := 50
+nightly: export EMBEDROCK_FUZZ := 400
+nightly: ## Run all there is, with every power cut and many seeds: checks, tests, contests, adapters, the site
+	$(MAKE) --no-print-directory test
+	$(MAKE) --no-print-directory contests
+	$(MAKE) --no-print-directory adapters
+	$(MAKE) --no-print-directory docs
+
+built-tests: $(STAMPS)/build-test
 	$(RUST_TESTS) --no-run
 
 check: check-rust check-python ## Formatting, lints, types, links, and the rules of this repository
@@ -82,7 +99,7 @@ check-rust: $(STAMPS)/uv
 	@# With the profile of the tests both use the same macros and build scripts.
 	cargo clippy --locked --workspace --all-targets --all-features --profile test -- -D warnings
 
-check-python: setup
+check-python: $(BUILT)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/python -m pytest -q $(RULES)
@@ -190,6 +207,13 @@ $(STAMPS)/wheel: requirements/wheel.txt $(STAMPS)/uv
 	$(BIN)/uv pip install --compile-bytecode --require-hashes -r $<
 	@touch $@
 
-$(STAMPS)/build: pyproject.toml Cargo.toml Cargo.lock $(RUST) $(STAMPS)/dependencies
+# One extension is installed: each stamp takes away the other.
+SOURCES := pyproject.toml Cargo.toml Cargo.lock $(RUST)
+
+$(STAMPS)/build-release: $(SOURCES) $(STAMPS)/dependencies
 	$(BIN)/maturin develop --release --uv --locked
-	@touch $@
+	@rm -f $(STAMPS)/build-test && touch $@
+
+$(STAMPS)/build-test: $(SOURCES) $(STAMPS)/dependencies
+	$(TEST_BUILD)
+	@rm -f $(STAMPS)/build-release && touch $@
