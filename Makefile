@@ -16,8 +16,10 @@ OLDEST := $(CURDIR)/.cache/oldest
 AHEAD := $(addprefix python/tests/,test_announcing.py test_lookahead_loader.py \
 	test_lookahead_pays.py test_lookahead_traps.py test_pipeline.py test_prefetch.py \
 	 test_store_window.py test_train_lookahead.py)
-# Kills and servers that take minutes: with the tests of the laboratory, a command of their own.
-LONG := $(addprefix python/tests/,test_objects_s3.py test_rank_kills_long.py)
+# Long chains of kills, and what other programs are built or started for: an S3 server, a client in
+# Go, a broker that restarts. With the tests of the laboratory, a command of their own.
+LONG := $(addprefix python/tests/,test_clients.py test_kafka_kills.py test_objects_s3.py \
+	test_rank_kills_long.py)
 RULES := $(addprefix python/tests/,test_tidy.py test_pages.py test_layers.py test_engine_layers.py)
 RUST := $(shell find crates -name '*.rs' -o -name Cargo.toml 2>/dev/null)
 
@@ -77,9 +79,9 @@ adapters: setup $(ADAPTERS)/.installed $(OLDEST)/.installed ## Run the tests bes
 	PYTHONPATH=python $(ADAPTERS)/bin/python -m pytest python/tests/test_examples.py -k "hf_ or lightning or on_a_graph or graph_from"
 	PYTHONPATH=python $(OLDEST)/bin/python -m pytest $(addprefix python/tests/,test_nn_bags.py test_nn_pool.py test_nn_equal.py)
 
-# Everything that random tests can be told to do: a power cut at every operation, more seeds.
+# What random tests can be told to do: CONTRIBUTING.md says what these are.
 nightly: export EMBEDROCK_CUTS := 1
-nightly: export EMBEDROCK_SEEDS := 20
+nightly: export EMBEDROCK_SEEDS := 6
 nightly: export EMBEDROCK_KILLS := 50
 nightly: export EMBEDROCK_FUZZ := 400
 nightly: ## Run all there is, with every power cut and many seeds: checks, tests, contests, adapters, the site

@@ -31,7 +31,7 @@ from embedrock.follow import Follower, LogReader, LogWriter, Record, Source
 from embedrock.follow.segment import encoded
 from rows import numbered
 
-KILLS = int(os.environ.get("EMBEDROCK_KILLS", "9"))
+KILLS = int(os.environ.get("EMBEDROCK_KILLS", "5"))
 ROWS = 3000
 
 
