@@ -83,6 +83,8 @@ nightly: ## Run all there is, with every power cut and many seeds: checks, tests
 	$(MAKE) --no-print-directory test
 	$(MAKE) --no-print-directory contests
 	$(MAKE) --no-print-directory adapters
+	$(MAKE) --no-print-directory torture MINUTES=10
+	$(MAKE) --no-print-directory planted
 	$(MAKE) --no-print-directory docs
 
 built-tests: $(STAMPS)/build-test
