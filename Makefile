@@ -41,7 +41,9 @@ docs: setup $(STAMPS)/docs ## Build the site into .cache/site
 pages: $(STAMPS)/uv ## Bring examples and tables of results into the pages, and wrap wide lines
 	$(BIN)/python scripts/pages.py
 
-RUST_TESTS := cargo test --locked --workspace --exclude embedrock-python --all-features
+# The crate of the extension has no Rust tests. Without it cargo would choose other features of what
+# macros are made with, and compile everything a second time for the extension.
+RUST_TESTS := cargo test --locked --workspace --all-features
 # The extension for tests, with the profile and the features of the Rust tests: the engine is
 # compiled once for both. Its assertions are on. It takes the place of the fast one until `make setup`.
 TEST_BUILD := $(BIN)/maturin develop --profile test --uv --locked \
