@@ -170,7 +170,11 @@ def test_odd_arguments_are_named(kind: Any, arguments: dict[str, Any], message: 
         (Kafka, {"isolation": "x"}, "isolation is 'x', expected 'read_committed' or"),
         (Kafka, {"skip_lost": 1}, "skip_lost is 1"),
         (Kafka, {"on_trouble": 1}, "on_trouble is 1, expected a function of a text"),
-        (Kafka, {"config": {"enable.auto.commit": True}}, "enable.auto.commit, which cannot be set"),
+        (
+            Kafka,
+            {"config": {"enable.auto.commit": True}},
+            "enable.auto.commit, which cannot be set",
+        ),
         (KafkaWriter, {"partition": -1}, "partition is -1"),
         (KafkaWriter, {"transactional_id": 7}, "transactional_id is 7"),
         (KafkaWriter, {"config": {"acks": "1"}}, "acks, which cannot be set"),
