@@ -23,18 +23,19 @@ list minus sets of 32. *Source*: SSDHashEmbed, figure 6 and table 3.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedrock_lab.bench.common import Report, add_common
+from embedrock_lab.bench.common import Report
+from embedrock_lab.bench.options import Common, option, patience_of
 from embedrock_lab.bench.plots import pyplot_or_note, save
 from embedrock_lab.bench.program import Program, quietest, timed_of
 from embedrock_lab.measure.noise import Timed, interleave
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 PROGRAM = Path(".cache/peers/embedrock-cachebench")
 POLICIES = ("lru", "lfu")
@@ -54,30 +55,27 @@ FIGURES = ["replacement_ns", "hit_loss_lru", "hit_loss_lfu"]
 FIGURES += ["vs_list_lru", "vs_list_lfu", "vs_list_lru_2", "vs_list_lfu_2"]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument("--split-ids", type=int, default=3_700_000, help="ids of the 80/20 skew")
-    parser.add_argument("--zipf-ids", type=int, default=4_000_000, help="ids of the Zipf skew")
-    parser.add_argument("--zipf", type=float, default=0.9, help="exponent of the Zipf skew")
-    parser.add_argument("--batch", type=int, default=131_072, help="keys of a batch")
-    parser.add_argument("--batches", type=int, default=20, help="batches that are timed")
-    parser.add_argument("--warm", type=int, default=11, help="batches before the timed ones")
-    parser.add_argument(
-        "--drift",
-        type=float,
-        default=0.05,
-        help="share of popularity ranks that get another id after each batch, where it drifts",
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    split_ids: int = option(3_700_000, "ids of the 80/20 skew")
+    zipf_ids: int = option(4_000_000, "ids of the Zipf skew")
+    zipf: float = option(0.9, "exponent of the Zipf skew")
+    batch: int = option(131_072, "keys of a batch")
+    batches: int = option(20, "batches that are timed")
+    warm: int = option(11, "batches before the timed ones")
+    drift: float = option(
+        0.05, "share of popularity ranks that get another id after each batch, where it drifts"
     )
-    parser.add_argument(
-        "--threads", type=int, nargs="+", default=[1, 2], help="threads of each run"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each measurement")
-    parser.add_argument("--program", type=Path, default=PROGRAM, help="built by `make peers`")
-    parser.add_argument("--png", type=Path, help="draw the result to this file")
-    add_common(parser, patience_s=20.0)
+    threads: list[int] = option([1, 2], "threads of each run")
+    rounds: int = option(3, "rounds of each measurement")
+    program: Path = option(PROGRAM, "built by `make peers`")
+    png: Path | None = option(None, "draw the result to this file")
+    patience: float = patience_of(20.0)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("cache", options)
     if not options.program.exists():
@@ -99,7 +97,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 class _Bench:
     """All contestants on all workloads."""
 
-    def __init__(self, report: Report, options: argparse.Namespace, program: Program) -> None:
+    def __init__(self, report: Report, options: Options, program: Program) -> None:
         self.report, self.options, self.program = report, options, program
         split: dict[str, Any] = {"ids": options.split_ids, "skew": {"share": [0.8, 0.2]}}
         zipf: dict[str, Any] = {"ids": options.zipf_ids, "skew": {"zipf": options.zipf}}

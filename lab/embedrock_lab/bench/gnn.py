@@ -12,10 +12,10 @@ Source: Hamilton et al. 2017; Veličković et al. 2018; Kipf & Welling 2016 for 
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +25,33 @@ import embedrock
 from embedrock._optional import missing
 from embedrock.data.graphs import Graph, files_of, planetoid_split, read
 from embedrock.training.auc import auc
-from embedrock_lab.bench.common import Report, add_common, import_torch, workspace
+from embedrock_lab.bench.common import Report, import_torch, workspace
+from embedrock_lab.bench.options import Common, option
 from embedrock_lab.measure.noise import Timed, interleave
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 KINDS, HIDDEN, EMBEDDED, TEST_SHARE = 4, 64, 64, 0.1
 RATES = {"graphsage": 0.01, "gat": 0.005}
 FIGURES = ["accuracy_graphsage", "accuracy_gat", "link_auc", "speed_vs_memory_gnn"]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument("--graph", type=Path, nargs="*", default=[], help="folders of graphs")
-    parser.add_argument("--nodes", type=int, default=200_000, help="nodes of the made graph")
-    parser.add_argument("--dim", type=int, default=128, help="features of the made graph")
-    parser.add_argument("--epochs", type=int, default=60, help="passes over the nodes to train on")
-    parser.add_argument("--edges", type=int, default=50_000, help="edges to learn of, at most")
-    parser.add_argument("--link-epochs", type=int, default=20, help="passes over the edges")
-    parser.add_argument("--steps", type=int, default=40, help="steps of a turn, for the speed")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each, for the speed")
-    parser.add_argument("--memory", type=float, default=10.0, help="per cent of the rows' bytes")
-    add_common(parser)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    graph: list[Path] = option([], "folders of graphs", nargs="*")
+    nodes: int = option(200_000, "nodes of the made graph")
+    dim: int = option(128, "features of the made graph")
+    epochs: int = option(60, "passes over the nodes to train on")
+    edges: int = option(50_000, "edges to learn of, at most")
+    link_epochs: int = option(20, "passes over the edges")
+    steps: int = option(40, "steps of a turn, for the speed")
+    rounds: int = option(5, "turns of each, for the speed")
+    memory: float = option(10.0, "per cent of the rows' bytes")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("gnn", options)
     torch = import_torch(report, FIGURES, 2 << 30)
@@ -73,7 +75,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return report.finish()
 
 
-def _made(options: argparse.Namespace) -> Graph:
+def _made(options: Options) -> Graph:
     """Nodes of four kinds, whose edges mostly join nodes of one kind, and noisy features."""
     random = np.random.default_rng(options.seed)
     nodes = options.nodes
@@ -122,7 +124,7 @@ def _stored(graph: Graph, store: embedrock.Store) -> Any:
     return features, edges
 
 
-def _opened(options: argparse.Namespace, place: Path) -> embedrock.Store:
+def _opened(options: Options, place: Path) -> embedrock.Store:
     import warnings
 
     with warnings.catch_warnings():  # of graphs so small that a tenth of them cannot work
@@ -130,9 +132,7 @@ def _opened(options: argparse.Namespace, place: Path) -> embedrock.Store:
         return embedrock.open(place / "store", memory=f"{options.memory:g}%")
 
 
-def _classify(
-    report: Report, options: argparse.Namespace, name: str, graph: Graph, kind: str
-) -> None:
+def _classify(report: Report, options: Options, name: str, graph: Graph, kind: str) -> None:
     """Trains a model on twenty nodes of each class, in memory and from a store."""
     report.say(f"{name}: {kind}, nodes")
     accuracies = {"_in_memory": _accuracy(_data(graph, graph.both_ways()), graph, options, kind)}
@@ -146,7 +146,7 @@ def _classify(
         report.figure(f"accuracy_{kind}{which}", accuracy)
 
 
-def _accuracy(data: Any, graph: Graph, options: argparse.Namespace, kind: str) -> float:
+def _accuracy(data: Any, graph: Graph, options: Options, kind: str) -> float:
     """Of the nodes to test on, where those to choose by were told best."""
     import torch
     from torch.nn import functional as F
@@ -182,7 +182,7 @@ def _accuracy(data: Any, graph: Graph, options: argparse.Namespace, kind: str) -
     return best[1]
 
 
-def _link(report: Report, options: argparse.Namespace, name: str, graph: Graph) -> None:
+def _link(report: Report, options: Options, name: str, graph: Graph) -> None:
     """Learns embeddings of nodes by edges, and tells edges that were kept back from others."""
     import torch
 
@@ -209,9 +209,7 @@ def _link(report: Report, options: argparse.Namespace, name: str, graph: Graph) 
         report.figure(f"link_auc{which}", value)
 
 
-def _auc(
-    options: argparse.Namespace, graph: Graph, parts: Any, embeddings: Any, optimizer: Any
-) -> float:
+def _auc(options: Options, graph: Graph, parts: Any, embeddings: Any, optimizer: Any) -> float:
     import torch
     from torch.nn import functional as F
     from torch_geometric.nn import GraphSAGE
@@ -262,7 +260,7 @@ def _without(edges: Any, asked: Any, nodes: int) -> Any:
     return edges[:, ~torch.isin(edges[0] * nodes + edges[1], torch.cat(numbers))]
 
 
-def _speed(report: Report, options: argparse.Namespace, graph: Graph) -> None:
+def _speed(report: Report, options: Options, graph: Graph) -> None:
     """Steps per second with features from a store, and in memory, in turns."""
     assert graph.features is not None
     report.say(f"speed: {graph.num_nodes:,} nodes of {graph.features.shape[1]} features")
@@ -289,7 +287,7 @@ def _speed(report: Report, options: argparse.Namespace, graph: Graph) -> None:
 class _Loop:
     """Training that goes on for some steps whenever it is called."""
 
-    def __init__(self, options: argparse.Namespace, graph: Graph, data: Any) -> None:
+    def __init__(self, options: Options, graph: Graph, data: Any) -> None:
         import torch
 
         from embedrock.adapters import pyg

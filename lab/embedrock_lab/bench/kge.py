@@ -17,7 +17,7 @@ one is trained: a ring on which each relation leads a few steps ahead.
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -27,10 +27,11 @@ import numpy as np
 import embedrock
 from embedrock.training.graph_recipes import MODELS, GraphRecipe
 from embedrock_lab.bench import kge_speed
-from embedrock_lab.bench.common import Report, add_common, import_torch, workspace
+from embedrock_lab.bench.common import Report, import_torch, workspace
+from embedrock_lab.bench.options import option
 from embedrock_lab.measure.machine import device_facts
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 GRAPHS = {"fb15k-237": MODELS, "wn18rr": ("transe", "rotate")}
 """Graphs of the papers, and the models whose published results train with sampled negatives."""
@@ -50,34 +51,26 @@ TABLE_BYTES = 2 << 30
 CHECKED_ROWS = 4096
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument(
-        "--data", type=Path, metavar="DIR", help="folder with a folder for each graph"
+@dataclass(frozen=True, kw_only=True)
+class Options(kge_speed.Options):
+    """What this bench runs with."""
+
+    data: Path | None = option(None, "folder with a folder for each graph", metavar="DIR")
+    graphs: list[str] = option(
+        [RING, *GRAPHS, POWER], "to train on", choices=[RING, *GRAPHS, POWER]
     )
-    parser.add_argument(
-        "--graphs",
-        nargs="+",
-        choices=[RING, *GRAPHS, POWER],
-        default=[RING, *GRAPHS, POWER],
-        help="to train on",
-    )
-    parser.add_argument(
-        "--models", nargs="+", choices=MODELS, default=list(MODELS), help="to be trained"
-    )
-    parser.add_argument("--epochs", type=int, help="of each; the model's own by default")
-    parser.add_argument("--dim", type=int, help="values per entity; the model's own by default")
-    parser.add_argument("--batch", type=int, help="triples a step; the model's own by default")
-    parser.add_argument("--negatives", type=int, help="shared; the model's own by default")
-    parser.add_argument("--memory", default="10%", help="of the table of entities")
-    parser.add_argument("--test-triples", type=int, help="that are ranked, drawn by chance; all")
-    parser.add_argument("--ring-entities", type=int, default=20_000, help="of the generated graph")
-    parser.add_argument("--threads", type=int, default=1, help="of PyTorch")
-    kge_speed.add_arguments(parser)
-    add_common(parser)
+    models: list[str] = option(list(MODELS), "to be trained", choices=MODELS)
+    epochs: int | None = option(None, "of each; the model's own by default")
+    dim: int | None = option(None, "values per entity; the model's own by default")
+    batch: int | None = option(None, "triples a step; the model's own by default")
+    negatives: int | None = option(None, "shared; the model's own by default")
+    memory: str = option("10%", "of the table of entities")
+    test_triples: int | None = option(None, "that are ranked, drawn by chance; all")
+    ring_entities: int = option(20_000, "of the generated graph")
+    threads: int = option(1, "of PyTorch")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("kge", options)
     wanted = [
@@ -109,7 +102,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return report.finish()
 
 
-def _graph(report: Report, options: argparse.Namespace, name: str) -> Any:
+def _graph(report: Report, options: Options, name: str) -> Any:
     from embedrock import kge
 
     if name == RING:
@@ -140,7 +133,7 @@ def ring(entities: int, seed: int) -> Any:
 
 
 def _contest(
-    report: Report, options: argparse.Namespace, place: Path, name: str, graph: Any, model: str
+    report: Report, options: Options, place: Path, name: str, graph: Any, model: str
 ) -> None:
     """One model on one graph, out of core and in memory."""
     import torch

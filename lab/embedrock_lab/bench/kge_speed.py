@@ -8,7 +8,7 @@ edges in random order. The graph is generated: ends are drawn by a power law, id
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,27 +18,28 @@ import numpy.typing as npt
 
 import embedrock
 from embedrock_lab.bench.common import Report
+from embedrock_lab.bench.options import Common, option
 
-__all__ = ["add_arguments", "measure", "power_graph"]
+__all__ = ["Options", "measure", "power_graph"]
 
+GROUP = "speed on the graph 'power'"
 SHARES = (25, 10)
 RELATIONS = 16
 FILLED_ROWS = 1 << 16
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this part."""
-    group = parser.add_argument_group("speed on the graph 'power'")
-    group.add_argument("--power-entities", type=int, default=1_000_000, help="of the graph")
-    group.add_argument("--power-edges", type=int, default=4_000_000, help="of an epoch")
-    group.add_argument("--power-dim", type=int, default=32, help="values per entity")
-    group.add_argument("--power-batch", type=int, default=20_000, help="edges a step")
-    group.add_argument("--power-negatives", type=int, default=200, help="shared by a step")
-    group.add_argument("--power-exponent", type=float, default=0.8, help="of degree by rank")
-    group.add_argument(
-        "--power-order", choices=("beta", "comet"), default="beta", help="of partitions"
-    )
-    group.add_argument("--power-resident", type=float, default=0.0, help="share of rows that stay")
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this part runs with."""
+
+    power_entities: int = option(1_000_000, "of the graph", group=GROUP)
+    power_edges: int = option(4_000_000, "of an epoch", group=GROUP)
+    power_dim: int = option(32, "values per entity", group=GROUP)
+    power_batch: int = option(20_000, "edges a step", group=GROUP)
+    power_negatives: int = option(200, "shared by a step", group=GROUP)
+    power_exponent: float = option(0.8, "of degree by rank", group=GROUP)
+    power_order: str = option("beta", "of partitions", choices=("beta", "comet"), group=GROUP)
+    power_resident: float = option(0.0, "share of rows that stay", group=GROUP)
 
 
 def power_graph(entities: int, edges: int, exponent: float, seed: int) -> npt.NDArray[np.int32]:
@@ -55,7 +56,7 @@ def power_graph(entities: int, edges: int, exponent: float, seed: int) -> npt.ND
     return found
 
 
-def measure(report: Report, options: argparse.Namespace, place: Path) -> None:
+def measure(report: Report, options: Options, place: Path) -> None:
     """Measures one epoch in memory and one with each share of it."""
     edges = power_graph(
         options.power_entities, options.power_edges, options.power_exponent, options.seed
@@ -78,7 +79,7 @@ def measure(report: Report, options: argparse.Namespace, place: Path) -> None:
 
 
 def _epoch(
-    options: argparse.Namespace, place: Path, edges: npt.NDArray[np.int32], memory: str
+    options: Options, place: Path, edges: npt.NDArray[np.int32], memory: str
 ) -> dict[str, Any]:
     import torch
 

@@ -17,9 +17,9 @@ Every row that is read is compared with its formula or with a replay of its step
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,15 @@ import numpy.typing as npt
 
 import embedrock
 from embedrock_lab.bench import child, write
-from embedrock_lab.bench.common import Report, add_common, workspace
+from embedrock_lab.bench.common import Report, workspace
+from embedrock_lab.bench.options import Common, option, patience_of
 from embedrock_lab.bench.reopen import drop_page_cache
 from embedrock_lab.bench.zipf import Zipf
 from embedrock_lab.measure import machine
 from embedrock_lab.measure.noise import Timed, interleave
 from embedrock_lab.measure.rows import LOAD_ROWS, fill, mismatches, ranges, scattered, values_of
 
-__all__ = ["add_arguments", "bytes_of_rows", "commit_all", "run"]
+__all__ = ["Options", "bytes_of_rows", "commit_all", "run"]
 
 STORAGES = ("lsm", "log")
 GROWING, DENSE = "growing", "dense"
@@ -45,24 +46,26 @@ LSM, LOG, SMALL = "lsm", "log", "lsm, small"
 """Contestants of the load."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, default=500_000, help="rows of each table that waits")
-    parser.add_argument("--dim", type=int, default=16, help="float32 values per row")
-    parser.add_argument("--fill-memory", default="25%", help="budget while rows are written")
-    parser.add_argument("--batch", type=int, default=4096, help="keys of a batch")
-    parser.add_argument("--reads", type=int, default=20, help="batches read from each table")
-    parser.add_argument("--load-rows", type=int, default=1_000_000, help="rows under the load")
-    parser.add_argument("--memory", default="10%", help="budget under the load")
-    parser.add_argument("--small-memory", default="2%", help="budget of the lsm with less")
-    parser.add_argument("--exponent", type=float, default=0.9, help="skew of the load's keys")
-    parser.add_argument("--warm-batches", type=int, default=100, help="batches before the turns")
-    parser.add_argument("--batches", type=int, default=20, help="batches of a turn")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each contestant")
-    add_common(parser, patience_s=10.0)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    rows: int = option(500_000, "rows of each table that waits")
+    dim: int = option(16, "float32 values per row")
+    fill_memory: str = option("25%", "budget while rows are written")
+    batch: int = option(4096, "keys of a batch")
+    reads: int = option(20, "batches read from each table")
+    load_rows: int = option(1_000_000, "rows under the load")
+    memory: str = option("10%", "budget under the load")
+    small_memory: str = option("2%", "budget of the lsm with less")
+    exponent: float = option(0.9, "skew of the load's keys")
+    warm_batches: int = option(100, "batches before the turns")
+    batches: int = option(20, "batches of a turn")
+    rounds: int = option(5, "turns of each contestant")
+    patience: float = patience_of(10.0)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("lsm", options)
     for kind in (DENSE, GROWING):
@@ -76,9 +79,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return report.finish()
 
 
-def _waiting(
-    report: Report, options: argparse.Namespace, kind: str, storage: str
-) -> dict[str, Any]:
+def _waiting(report: Report, options: Options, kind: str, storage: str) -> dict[str, Any]:
     """A table whose rows are written once and then read."""
     rows, dim = options.rows, options.dim
     with workspace(options, 3 * rows * (4 * dim + 24)) as place:
@@ -163,7 +164,7 @@ def read(
         }
 
 
-def _load(report: Report, options: argparse.Namespace) -> None:
+def _load(report: Report, options: Options) -> None:
     """Both storages, and the lsm with less memory, under one load."""
     names = ("batch", "exponent", "warm_batches", "batches", "rounds", "patience", "seed")
     chosen = {name: getattr(options, name) for name in names}

@@ -21,21 +21,22 @@ smallest ratio of those with papaya, dashmap and scc. *Source*: PetPS, sections 
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedrock_lab.bench.common import Report, add_common, workspace
+from embedrock_lab.bench.common import Report, workspace
+from embedrock_lab.bench.options import Common, option, patience_of
 from embedrock_lab.bench.program import Program, quietest, timed_of
 from embedrock_lab.measure import machine
 from embedrock_lab.measure.noise import Timed, interleave
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 PROGRAM = Path(".cache/peers/embedrock-hashbench")
 ORDERS: dict[str, int | None] = {"random": None, "sequential": 0}
@@ -58,31 +59,25 @@ PARTS = {"probes": [*PROBES, *TURNED], "look-ups": LOOK_UPS, "regions": REOPENED
 FIGURES = [figure for figures in PARTS.values() for figure in figures]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=[*PARTS], help="what to measure"
-    )
-    parser.add_argument("--keys", type=int, default=64_000_000, help="keys of the look-ups")
-    parser.add_argument("--look-ups", type=int, default=4_000_000, help="look-ups of a turn")
-    parser.add_argument("--batch", type=int, default=500, help="keys of a batch, and of a request")
-    parser.add_argument(
-        "--probe-keys", type=int, default=4_000_000, help="keys where buckets are counted"
-    )
-    parser.add_argument("--rows", type=int, default=20_000_000, help="rows of the region")
-    parser.add_argument("--dim", type=int, default=16, help="float32 values of its rows")
-    parser.add_argument(
-        "--pushes", type=int, default=5, help="requests until the process dies, 2 at least"
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each measurement")
-    parser.add_argument(
-        "--tmpfs", type=Path, default=Path("/dev/shm"), help="where regions are made at first"
-    )
-    parser.add_argument("--program", type=Path, default=PROGRAM, help="built by `make peers`")
-    add_common(parser, patience_s=30.0)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    parts: list[str] = option([*PARTS], "what to measure", choices=PARTS)
+    keys: int = option(64_000_000, "keys of the look-ups")
+    look_ups: int = option(4_000_000, "look-ups of a turn")
+    batch: int = option(500, "keys of a batch, and of a request")
+    probe_keys: int = option(4_000_000, "keys where buckets are counted")
+    rows: int = option(20_000_000, "rows of the region")
+    dim: int = option(16, "float32 values of its rows")
+    pushes: int = option(5, "requests until the process dies, 2 at least")
+    rounds: int = option(5, "rounds of each measurement")
+    tmpfs: Path = option(Path("/dev/shm"), "where regions are made at first")
+    program: Path = option(PROGRAM, "built by `make peers`")
+    patience: float = patience_of(30.0)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("pethash", options)
     if not options.program.exists():
@@ -106,7 +101,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 class _Bench:
     """The three parts, and what they have in common."""
 
-    def __init__(self, report: Report, options: argparse.Namespace, program: Program) -> None:
+    def __init__(self, report: Report, options: Options, program: Program) -> None:
         self.report, self.options, self.program = report, options, program
         self.report.results["rows_verified"] = 0
         self.openings = 0

@@ -16,11 +16,11 @@ device alone in turn with them. ``pull_rows_per_core`` is rows per second of the
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 
 import embedrock
-from embedrock_lab.bench.common import Report, add_common, workspace
+from embedrock_lab.bench.common import Report, workspace
+from embedrock_lab.bench.options import Common, option
 from embedrock_lab.bench.serving import capacity, device_alone, with_cache
 from embedrock_lab.bench.wire import (
     TABLE,
@@ -48,7 +49,7 @@ from embedrock_lab.measure.machine import device_facts
 from embedrock_lab.measure.noise import Rounds, Timed, interleave
 from embedrock_lab.measure.rows import distinct_keys, fill, resident_budget
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 PARTS: dict[str, tuple[str, ...]] = {
     "redis": ("pull_vs_redis", "pull_p99_vs_redis", "pull_cpu_us"),
@@ -69,32 +70,25 @@ DEVICE_S = 0.5
 """Time of a turn of the device alone."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=[*PARTS], help="what to measure"
-    )
-    parser.add_argument("--rows", type=int, default=200_000, help="rows of the table")
-    parser.add_argument("--dim", type=int, default=128, help="float32 values per row")
-    parser.add_argument("--keys", type=int, default=500, help="keys of a request")
-    parser.add_argument("--requests", type=int, default=400, help="requests of a turn")
-    parser.add_argument("--depth", type=int, default=4, help="requests under way in the variants")
-    parser.add_argument("--zipf", type=float, default=0.99, help="exponent of skewed keys")
-    parser.add_argument("--dims", type=int, nargs="+", default=DIMS, help="values of gathered rows")
-    parser.add_argument(
-        "--gather-bytes", type=int, default=32 << 20, help="bytes of the rows of each region"
-    )
-    parser.add_argument("--rounds", type=int, default=9, help="rounds of each measurement")
-    parser.add_argument(
-        "--tmpfs", type=Path, default=Path("/dev/shm"), help="where regions are made"
-    )
-    parser.add_argument(
-        "--redis-server", default="redis-server", help="the program to compare with"
-    )
-    add_common(parser)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    parts: list[str] = option([*PARTS], "what to measure", choices=PARTS)
+    rows: int = option(200_000, "rows of the table")
+    dim: int = option(128, "float32 values per row")
+    keys: int = option(500, "keys of a request")
+    requests: int = option(400, "requests of a turn")
+    depth: int = option(4, "requests under way in the variants")
+    zipf: float = option(0.99, "exponent of skewed keys")
+    dims: list[int] = option(DIMS, "values of gathered rows")
+    gather_bytes: int = option(32 << 20, "bytes of the rows of each region")
+    rounds: int = option(9, "rounds of each measurement")
+    tmpfs: Path = option(Path("/dev/shm"), "where regions are made")
+    redis_server: str = option("redis-server", "the program to compare with")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("pull", options)
     needed = 4 * options.rows * options.dim * 4
@@ -119,11 +113,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return report.finish()
 
 
-def _all_resident(options: argparse.Namespace) -> int:
+def _all_resident(options: Options) -> int:
     return resident_budget(options.rows, 4 * options.dim)
 
 
-def _beside_redis(report: Report, options: argparse.Namespace, path: Path) -> None:
+def _beside_redis(report: Report, options: Options, path: Path) -> None:
     """Rows in memory, each server in turn."""
     rows, dim, budget = options.rows, options.dim, _all_resident(options)
     program = shutil.which(options.redis_server)
@@ -178,7 +172,7 @@ def _mixed(
     return [writes(batches[0], dim), *(reads(keys, dim) for keys in batches[1:])]
 
 
-def _by_gather(report: Report, options: argparse.Namespace, place: Path) -> None:
+def _by_gather(report: Report, options: Options, place: Path) -> None:
     """Rows in regions, by their width and each way into the socket."""
     budget = 64 << 20
     random = np.random.default_rng(options.seed)
@@ -218,7 +212,7 @@ def _of(dim: int) -> str:
     return f"{TABLE}_{dim}"
 
 
-def _from_disk(report: Report, options: argparse.Namespace, place: Path) -> None:
+def _from_disk(report: Report, options: Options, place: Path) -> None:
     """Memory for a tenth of the rows: what the server, the device and the processor reach."""
     report.say("freezing")
     embedrock.freeze(place / "store", place / "frozen")
@@ -228,7 +222,7 @@ def _from_disk(report: Report, options: argparse.Namespace, place: Path) -> None
     servers, shares = {}, {}
     with contextlib.ExitStack() as stack:
         for storage, path in (("log", place / "store"), ("pages", place / "frozen")):
-            with with_cache(str(path), 1 / SHARE, [(TABLE, batches[0])]) as store:
+            with with_cache(str(path), 1 / SHARE, [(TABLE, batches[0].astype(np.uint64))]) as store:
                 budget = store.stats()["budget_bytes"]
                 shares[storage] = capacity(store) / options.rows
             servers[storage] = stack.enter_context(embedrock_server(path, budget, "--warm"))
@@ -261,7 +255,7 @@ def _from_disk(report: Report, options: argparse.Namespace, place: Path) -> None
 
 def _contest(
     report: Report,
-    options: argparse.Namespace,
+    options: Options,
     name: str,
     sides: Mapping[str, tuple[Server, Sequence[Asked]]],
     depth: int,

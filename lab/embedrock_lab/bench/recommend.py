@@ -14,7 +14,6 @@ user: user, tab, items. Without, users are made who like one of 20 kinds of item
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import itertools
 from collections.abc import Iterator
@@ -28,10 +27,11 @@ import numpy.typing as npt
 
 import embedrock
 from embedrock.errors import MisuseError
-from embedrock_lab.bench.common import Report, add_common, import_torch, workspace
+from embedrock_lab.bench.common import Report, import_torch, workspace
+from embedrock_lab.bench.options import Common, option
 from embedrock_lab.measure.machine import device_facts
 
-__all__ = ["Clicks", "add_arguments", "made", "read", "run"]
+__all__ = ["Clicks", "Options", "made", "read", "run"]
 
 Ids = npt.NDArray[np.int64]
 
@@ -68,21 +68,22 @@ class Clicks:
         return max(int(one.max()) for one in every if len(one)) + 1
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder with the two files")
-    parser.add_argument("--users", type=int, default=4000, help="of made data")
-    parser.add_argument("--epochs", type=int, default=30, help="passes over the clicks")
-    parser.add_argument("--dim", type=int, default=64, help="float32 values of a row")
-    parser.add_argument("--batch", type=int, default=4096, help="clicks of a step")
-    parser.add_argument("--negatives", type=int, default=256, help="items drawn for each batch")
-    parser.add_argument("--lr", type=float, default=0.1, help="of Adagrad")
-    parser.add_argument("--memory", default="25%", help="of the tables")
-    parser.add_argument("--threads", type=int, default=1, help="of PyTorch")
-    add_common(parser)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    data: Path | None = option(None, "folder with the two files", metavar="DIR")
+    users: int = option(4000, "of made data")
+    epochs: int = option(30, "passes over the clicks")
+    dim: int = option(64, "float32 values of a row")
+    batch: int = option(4096, "clicks of a step")
+    negatives: int = option(256, "items drawn for each batch")
+    lr: float = option(0.1, "of Adagrad")
+    memory: str = option("25%", "of the tables")
+    threads: int = option(1, "of PyTorch")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("recommend", options)
     torch = import_torch(report, FIGURES, MEMORY_BYTES)
@@ -136,7 +137,7 @@ def _lines(file: Path) -> dict[int, Ids]:
 class _Batches:
     """Clicks and drawn items of all epochs: the same for every loop over them."""
 
-    def __init__(self, clicks: Clicks, options: argparse.Namespace) -> None:
+    def __init__(self, clicks: Clicks, options: Options) -> None:
         sizes = [len(items) for items in clicks.known.values()]
         self._who = np.repeat(np.array(list(clicks.known)), sizes)
         self._what = np.concatenate(list(clicks.known.values()))
@@ -159,7 +160,7 @@ class _Batches:
 
 
 def _contest(
-    report: Report, options: argparse.Namespace, place: Path, clicks: Clicks
+    report: Report, options: Options, place: Path, clicks: Clicks
 ) -> dict[str, dict[str, Any]]:
     """Both loops, one after the other."""
     import torch
@@ -206,7 +207,7 @@ def _contest(
     return found
 
 
-def _train(model: Any, optimizer: Any, batches: Any, options: argparse.Namespace) -> dict[str, Any]:
+def _train(model: Any, optimizer: Any, batches: Any, options: Options) -> dict[str, Any]:
     from torch.nn import functional as F
 
     samples, losses = 0, []

@@ -11,7 +11,6 @@ part that does not (the first keys, what no commit holds) is then counted more t
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -20,6 +19,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,12 @@ import numpy as np
 
 import embedrock
 from embedrock_lab.bench import child
-from embedrock_lab.bench.common import Report, add_common, workspace
+from embedrock_lab.bench.common import Report, workspace
+from embedrock_lab.bench.options import Common, option
 from embedrock_lab.measure import machine
 from embedrock_lab.measure.rows import mismatches, ranges, values_of
 
-__all__ = ["add_arguments", "drop_page_cache", "run"]
+__all__ = ["Options", "drop_page_cache", "run"]
 
 DEFINED_ROWS = 100_000_000
 COMMITS = 10
@@ -42,20 +43,19 @@ LOAD_ROWS = 1 << 18
 READY = "uncommitted\n"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, default=DEFINED_ROWS, help="rows of the table")
-    parser.add_argument("--dim", type=int, default=8, help="float32 values per row")
-    parser.add_argument("--memory", default="10%", help="budget of the store")
-    parser.add_argument("--keys", type=int, default=65_536, help="keys of the first read")
-    parser.add_argument(
-        "--uncommitted", type=int, default=10**9, help="bytes written after the last commit"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="openings; the median counts")
-    add_common(parser)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    rows: int = option(DEFINED_ROWS, "rows of the table")
+    dim: int = option(8, "float32 values per row")
+    memory: str = option("10%", "budget of the store")
+    keys: int = option(65_536, "keys of the first read")
+    uncommitted: int = option(10**9, "bytes written after the last commit")
+    rounds: int = option(3, "openings; the median counts")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     rows = options.rows
     report = Report("reopen", options)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from embedrock.report import progress
 from embedrock_lab.bench.common import Report, workspace
+from embedrock_lab.bench.options import Common
 from embedrock_lab.measure.machine import available_memory_bytes
 
 __all__ = ["overhead"]
@@ -16,7 +16,7 @@ _ROUNDS = 3
 _BYTES_PER_CONTESTANT = (1 << 30, 1.4)
 
 
-def overhead(report: Report, options: argparse.Namespace) -> None:
+def overhead(report: Report, options: Common) -> None:
     """Adds ``overhead_resident``: DLRM in Criteo's shape with a budget for all rows, a step with
     look-ahead and pipeline / without - 1, in turns of two processes."""
     try:

@@ -24,21 +24,22 @@ a page together, so that it can be faster than that bound.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from embedrock.errors import MisuseError
 from embedrock_lab.bench import child
-from embedrock_lab.bench.common import Report, add_common, import_torch, workspace
+from embedrock_lab.bench.common import Report, import_torch, workspace
 from embedrock_lab.bench.loops.figures import Cell, of_cells, rate
 from embedrock_lab.bench.loops.names import LOOKAHEAD, PIPELINE, PLAIN, TORCH, WAYS
 from embedrock_lab.bench.loops.plot import save_plot
 from embedrock_lab.bench.loops.table import markdown, write_between
+from embedrock_lab.bench.options import Common, listed, option
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 LOADS = ("deepfm", "deepfm_wide", "complex", "gru4rec", "graphsage", "features", "dlrm")
 MEMORY = [10.0, 30.0, 130.0]
@@ -50,48 +51,36 @@ STORE_BYTES = 2 << 30
 MEMORY_BYTES = 2 << 30
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument(
-        "--loads", type=_listed(str), default=list(LOADS), help="trainings (default: all)"
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    loads: list[str] = option(list(LOADS), "trainings (default: all)", parse=listed(str))
+    memory: list[float] = option(MEMORY, "per cent of the rows' bytes, listed", parse=listed(float))
+    busy: list[int] = option(BUSY, "loops beside the training, listed", parse=listed(int))
+    turns: int = option(3, "of each way (default: %(default)s)")
+    steps: int | None = option(None, "batches of a turn (default: the load's own)")
+    first_steps: int = option(
+        FIRST_STEPS,
+        "batches of a first turn, which does not count, at least (default: %(default)s)",
     )
-    parser.add_argument(
-        "--memory", type=_listed(float), default=MEMORY, help="per cent of the rows' bytes, listed"
+    threads: int = option(1, "of PyTorch (default: %(default)s)")
+    announce_all: bool = option(
+        False, "announce every batch, where loaders would choose (LookaheadLoader's announce)"
     )
-    parser.add_argument(
-        "--busy", type=_listed(int), default=BUSY, help="loops beside the training, listed"
-    )
-    parser.add_argument("--turns", type=int, default=3, help="of each way (default: %(default)s)")
-    parser.add_argument("--steps", type=int, help="batches of a turn (default: the load's own)")
-    parser.add_argument(
-        "--first-steps",
-        type=int,
-        default=FIRST_STEPS,
-        help="batches of a first turn, which does not count, at least (default: %(default)s)",
-    )
-    parser.add_argument("--threads", type=int, default=1, help="of PyTorch (default: %(default)s)")
-    parser.add_argument(
-        "--announce-all",
-        action="store_true",
-        help="announce every batch, where loaders would choose (LookaheadLoader's announce)",
-    )
-    parser.add_argument(
-        "--from",
-        dest="earlier",
-        type=Path,
-        nargs="+",
-        default=[],
+    earlier: list[Path] = option(
+        [],
+        "cells that these reports have are taken from there and not measured",
         metavar="REPORT",
-        help="cells that these reports have are taken from there and not measured",
+        flag="--from",
     )
-    parser.add_argument(
-        "--markdown", type=Path, metavar="PAGE", help="put the table between the marks of a page"
+    markdown: Path | None = option(
+        None, "put the table between the marks of a page", metavar="PAGE"
     )
-    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the shares")
-    add_common(parser)
+    png: Path | None = option(None, "also draw the shares", metavar="FILE")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     unknown = sorted({*options.loads} - {*LOADS})
     if unknown:
@@ -127,9 +116,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 Key = tuple[str, float, int]
 
 
-def _measured(
-    report: Report, options: argparse.Namespace, load: str, keys: Iterable[Key]
-) -> dict[Key, Cell]:
+def _measured(report: Report, options: Options, load: str, keys: Iterable[Key]) -> dict[Key, Cell]:
     found = {}
     with workspace(options, STORE_BYTES) as place:
         report.say(f"{load}: writing its rows")
@@ -182,13 +169,3 @@ def _notes(cell: Cell) -> Iterable[str]:
             f"{name}: losses differ: {cell['mismatches']} between the ways over stores and from "
             f"PyTorch's, that by {cell['loss_apart_from_torch']:.2%}"
         )
-
-
-def _listed(kind: Any) -> Any:
-    """Parses what stands between commas."""
-
-    def values(text: str) -> list[Any]:
-        return [kind(one) for one in text.split(",")]
-
-    values.__name__ = f"list of {kind.__name__}"  # what argparse calls it when one is wrong
-    return values

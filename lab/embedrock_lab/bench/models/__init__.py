@@ -19,19 +19,21 @@ is each loss that look-ahead changes by a bit. Other stores under a model: ``pee
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from embedrock.errors import MisuseError
 from embedrock.models.registry import MODELS
 from embedrock_lab.bench import child
-from embedrock_lab.bench.common import Report, add_common, import_torch, workspace
+from embedrock_lab.bench.common import Report, import_torch, workspace
 from embedrock_lab.bench.loops.figures import rate, share
 from embedrock_lab.bench.loops.names import LOOKAHEAD, PLAIN, TORCH, WAYS
-from embedrock_lab.bench.race import add_peer_arguments, process
+from embedrock_lab.bench.options import option, per_cent
+from embedrock_lab.bench.replay import process
+from embedrock_lab.bench.replay.systems import PeerOptions, absent_peers, peer_seconds_of
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 MEMORY = [67.0, 53.0, 27.0, 10.0]
 ASKED = [27.0]
@@ -44,51 +46,34 @@ WITHOUT = "_without_lookahead"
 Cell = dict[str, Any]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument(
-        "--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="to be trained"
+@dataclass(frozen=True, kw_only=True)
+class Options(PeerOptions):
+    """What this bench runs with."""
+
+    models: list[str] = option(list(MODELS), "to be trained", choices=list(MODELS))
+    memory: list[float] = option(MEMORY, "per cent, for training", parse=per_cent, nargs="+")
+    inference: list[float] = option(ASKED, "per cent, for predicting", parse=per_cent, nargs="*")
+    criteo: Path | None = option(
+        None, "a Criteo log, in time order, instead of made", metavar="FILE"
     )
-    parser.add_argument(
-        "--memory", nargs="+", type=_per_cent, default=MEMORY, help="per cent, for training"
+    sessions: Path | None = option(None, "sessions for dien, instead of made ones", metavar="FILE")
+    rows: int = option(500_000, "rows of tables of made samples")
+    dim: int = option(32, "float32 values of a vector")
+    batch: int = option(512, "samples of a batch")
+    steps: int = option(24, "batches of a turn")
+    turns: int = option(3, "of each way")
+    first_steps: int = option(96, "batches that fill caches and do not count")
+    checked_steps: int = option(50, "batches before, compared with the twin's")
+    test_samples: int = option(16_384, "held out of made samples")
+    threads: int = option(1, "of PyTorch")
+    engines: list[str] | None = option(
+        None, "other stores (those of the papers)", nargs="*", metavar="NAME"
     )
-    parser.add_argument(
-        "--inference", nargs="*", type=_per_cent, default=ASKED, help="per cent, for predicting"
-    )
-    parser.add_argument(
-        "--criteo", type=Path, metavar="FILE", help="a Criteo log, in time order, instead of made"
-    )
-    parser.add_argument(
-        "--sessions", type=Path, metavar="FILE", help="sessions for dien, instead of made ones"
-    )
-    parser.add_argument("--rows", type=int, default=500_000, help="rows of tables of made samples")
-    parser.add_argument("--dim", type=int, default=32, help="float32 values of a vector")
-    parser.add_argument("--batch", type=int, default=512, help="samples of a batch")
-    parser.add_argument("--steps", type=int, default=24, help="batches of a turn")
-    parser.add_argument("--turns", type=int, default=3, help="of each way")
-    parser.add_argument(
-        "--first-steps", type=int, default=96, help="batches that fill caches and do not count"
-    )
-    parser.add_argument(
-        "--checked-steps", type=int, default=50, help="batches before, compared with the twin's"
-    )
-    parser.add_argument("--test-samples", type=int, default=16_384, help="held out of made samples")
-    parser.add_argument("--threads", type=int, default=1, help="of PyTorch")
-    parser.add_argument(
-        "--engines",
-        nargs="*",
-        default=None,
-        metavar="NAME",
-        help="other stores (those of the papers)",
-    )
-    parser.add_argument(
-        "--peer-models", nargs="*", choices=list(MODELS), default=["dlrm"], help="over other stores"
-    )
-    add_peer_arguments(parser, PEER_SECONDS)
-    add_common(parser)
+    peer_models: list[str] = option(["dlrm"], "over other stores", nargs="*", choices=list(MODELS))
+    peer_seconds: float = peer_seconds_of(PEER_SECONDS)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     least = dict.fromkeys(["turns", "first_steps", "checked_steps", "batch", "test_samples"], 1)
     for name, fewest in {**least, "steps": 3}.items():  # a recording needs three batches
@@ -106,7 +91,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     from embedrock_lab.bench.models import peers
 
     engines = peers.ENGINES if options.engines is None else options.engines
-    missing = peers.absent(options.peers, engines if options.peer_models else [])
+    asked = engines if options.peer_models else []
+    missing = absent_peers(options.peers, dict(zip(asked, asked, strict=True)))
     report.notes += [f"{name}: {why}" for name, why in missing.items()]
     for model in options.models:
         with workspace(options, _needed_bytes(options)) as place:
@@ -122,7 +108,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _of_model(
-    report: Report, options: argparse.Namespace, model: str, place: Path
+    report: Report, options: Options, model: str, place: Path
 ) -> tuple[dict[str, Any], dict[str, dict[str, Cell]]]:
     """What a model is measured on, and all of its cells by their memory."""
     settings = _settings(options, model)
@@ -155,7 +141,7 @@ def _of_model(
     return prepared, found
 
 
-def _settings(options: argparse.Namespace, model: str) -> dict[str, Any]:
+def _settings(options: Options, model: str) -> dict[str, Any]:
     from embedrock_lab.bench.models.data import MADE, Wanted
     from embedrock_lab.bench.models.load import Settings
 
@@ -215,7 +201,7 @@ def _notes(model: str, part: str, cell: Cell) -> list[str]:
 
 def _over_peers(
     report: Report,
-    options: argparse.Namespace,
+    options: Options,
     model: str,
     trained: dict[str, Cell],
     prepared: dict[str, Any],
@@ -233,7 +219,7 @@ def _over_peers(
             report.say(f"{model}: {engine} with {memory}")
             try:
                 one = peers.run(report, options, engine, prepared, cell)
-            except process.ContestantError as error:
+            except process.SystemFailed as error:
                 report.notes.append(f"{model}, {memory}: {engine}: {error}")
                 cell[f"{engine}_samples_per_s"] = None
                 continue
@@ -256,7 +242,7 @@ def _figures(report: Report, model: str, found: dict[str, dict[str, Cell]]) -> N
     report.figure(f"auc_gap_{model}", max(gaps))
 
 
-def _least(report: Report, options: argparse.Namespace) -> None:
+def _least(report: Report, options: Options) -> None:
     """The smallest of SSDHashEmbed's models, where all of them ran."""
     for figure, prefix, shares in (
         ("speed_vs_memory_models", "speed_vs_memory", options.memory),
@@ -274,17 +260,6 @@ def _least(report: Report, options: argparse.Namespace) -> None:
                     report.missing(name, f"needs {', '.join(SSDHASHEMBED)}")
 
 
-def _needed_bytes(options: argparse.Namespace) -> int:
+def _needed_bytes(options: Options) -> int:
     """Two stores with state and one without, changed rows included."""
     return int(8 * options.rows * (8 * (options.dim + 1) + 16)) + (256 << 20)
-
-
-def _per_cent(text: str) -> float:
-    """A share in per cent, with the sign or without. For argparse's ``type``."""
-    try:
-        value = float(text.removesuffix("%"))
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no share in per cent, as 27 or 27%%")
-    return value

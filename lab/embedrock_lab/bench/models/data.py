@@ -6,7 +6,6 @@ held out; it is read as often as it takes. Made samples come once each.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from embedrock.data.sequences import Sessions, read_sessions, session_dataset
 from embedrock.errors import MisuseError
 from embedrock.models.registry import Kind
 from embedrock_lab.bench.loops.load import Ids, skewed
-from embedrock_lab.bench.staleness_training import DATA
+from embedrock_lab.bench.staleness_training import criteo
 
 __all__ = ["MADE", "Samples", "Wanted", "keys_by_table", "samples_of"]
 
@@ -113,9 +112,7 @@ def _with_second(
 
 
 def _criteo(wanted: Wanted) -> Samples:
-    log = DATA["criteo"](argparse.Namespace(criteo=Path(wanted.criteo)))
-    assert log is not None
-    dense, _ = log.densified()
+    dense, _ = criteo(Path(wanted.criteo)).densified()
     return _of_log(dense, wanted, dense.features)
 
 

@@ -1,4 +1,4 @@
-"""Embedrock and PyTorch as contestants, behind what the run loop asks of a store."""
+"""Embedrock and PyTorch as systems, behind what the run loop asks of a store."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 import embedrock
-from embedrock_lab.bench.race.workload import EPS, GRADIENT, LR, Mode
+from embedrock_lab.bench.replay.workload import EPS, GRADIENT, LR, Mode
 from embedrock_lab.measure import machine
 from embedrock_lab.measure.rows import ranges, resident_budget, values_of
 
-__all__ = ["STORES", "Contestant", "Embedrock", "Torch"]
+__all__ = ["STORES", "Embedrock", "System", "Torch"]
 
 Floats = npt.NDArray[np.float32]
 Keys = npt.NDArray[np.int64]
@@ -34,7 +34,7 @@ CLASS_FACTS = ["page_bytes", "rows_per_page", "read_depth", "cache_capacity", "r
 """What a store counts, and says of itself, that a race reports."""
 
 
-class Contestant(Protocol):
+class System(Protocol):
     """A store in a race. Keys are distinct within a call."""
 
     def get(self, keys: Keys, out: Floats) -> None:

@@ -1,4 +1,4 @@
-"""What a contestant's run notes of each batch."""
+"""What a system's run notes of each batch."""
 
 from __future__ import annotations
 

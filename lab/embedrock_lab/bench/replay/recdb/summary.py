@@ -1,6 +1,6 @@
 """What counts of a run of ``recdb``: the windows after the first ones.
 
-Runs of all contestants have the same form: nanoseconds of each batch, and what the store had
+Runs of all systems have the same form: nanoseconds of each batch, and what the store had
 counted at the beginning of each window and at the end.
 """
 

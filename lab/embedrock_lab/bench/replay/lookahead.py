@@ -16,16 +16,18 @@ With ``--all`` the window's length and the number of batches that it reads toget
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from embedrock.observe.optimum import horizon_hits
-from embedrock_lab.bench import race, resident
+from embedrock_lab.bench import resident
 from embedrock_lab.bench.common import Report
+from embedrock_lab.bench.options import option
 from embedrock_lab.bench.plots import pyplot_or_note, save
+from embedrock_lab.bench.replay.comparison import Comparison, Workload
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 ENGINES = "embedrock,embedrock-ahead"
 LENGTHS = [16, 64, 256, 1024]
@@ -34,22 +36,19 @@ AHEAD = "embedrock-ahead"
 PAGE_BYTES = 4096
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench: those of the race."""
-    race.add_arguments(parser)
-    parser.add_argument(
-        "--training",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="measure overhead_resident, for which a model is trained, too",
-    )
-    parser.set_defaults(engines=ENGINES, page_bytes=PAGE_BYTES)
+@dataclass(frozen=True, kw_only=True)
+class Options(Workload):
+    """What this bench runs with: those of ``race``."""
+
+    engines: str = option(ENGINES, "comma-separated systems")
+    page_bytes: int | None = option(PAGE_BYTES, "embedrock's pages (as it chooses them)")
+    training: bool = option(True, "measure overhead_resident, for which a model is trained, too")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("lookahead", options)
-    one = race.Race(report, options)
+    one = Comparison(report, options)
     found = one.run()
     report.results["engines"] = found
     with_window, without = found.get(AHEAD, {}), found.get("embedrock", {})
@@ -59,7 +58,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         why = str(with_window.get("failed") or f"{AHEAD} did not take part")
         for name in ("limit_share_window", "pages_once_share", "hit_vs_optimum"):
             report.missing(name, why)
-    if getattr(options, "all", False):
+    if options.all:
         report.results["lengths"] = _vary(report, options, "lookahead", LENGTHS)
         report.results["groups"] = _vary(report, options, "window_group", GROUPS)
         if options.png is not None:
@@ -72,7 +71,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _figures(
-    report: Report, one: race.Race, with_window: dict[str, Any], without: dict[str, Any]
+    report: Report, one: Comparison, with_window: dict[str, Any], without: dict[str, Any]
 ) -> None:
     window = with_window["window"]
     if with_window.get("limit_share") is None:
@@ -98,7 +97,7 @@ def _figures(
         report.missing("hit_vs_optimum", "every row fits")
 
 
-def optimum(one: race.Race, with_window: dict[str, Any]) -> dict[str, Any]:
+def optimum(one: Comparison, with_window: dict[str, Any]) -> dict[str, Any]:
     """Rows loaded per distinct row, and the fewest possible for a cache that knows as much."""
     window, counted = with_window["window"], with_window["counted"]
     trace = one.trace.distinct() if one.coming is None else one.coming
@@ -118,7 +117,7 @@ def optimum(one: race.Race, with_window: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _per_timed_batch(one: race.Race, window: dict[str, Any]) -> float:
+def _per_timed_batch(one: Comparison, window: dict[str, Any]) -> float:
     """Batches that are timed / batches that were read ahead meanwhile. A group more or less, by
     where the clock starts and stops within one, would be several per cent of all pages and rows."""
     timed = one.trace.batches - one.trace.batches // 3
@@ -126,16 +125,16 @@ def _per_timed_batch(one: race.Race, window: dict[str, Any]) -> float:
 
 
 def _vary(
-    report: Report, options: argparse.Namespace, name: str, values: list[int]
+    report: Report, options: Options, name: str, values: list[int]
 ) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for value in values:
-        given = {"engines": AHEAD, name: value}
+        given: dict[str, Any] = {"engines": AHEAD, name: value}
         if name == "window_group":
             given["lookahead"] = max(options.lookahead, 3 * value)
-        changed = argparse.Namespace(**{**vars(options), **given})
+        changed = replace(options, **given)
         label = f"{name} {value}"
-        ran = race.Race(report, changed, f"{label}: ").run()[AHEAD]
+        ran = Comparison(report, changed, f"{label}: ").run()[AHEAD]
         ran.pop("rates", None)
         found[str(value)] = ran
     return found

@@ -1,4 +1,4 @@
-"""Contestants of this package in ``recdb``: filling a store, and the loop of a training.
+"""Systems of this package in ``recdb``: filling a store, and the loop of a training.
 
 A step has the rows of its batch, computes for a fixed time, and updates every row that it has read;
 batches are announced up to a window ahead. Rows are compared with what they must be while the step
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 import embedrock
 from embedrock_lab.bench.lsm import bytes_of_rows, commit_all
-from embedrock_lab.bench.race.workload import MODES, STEP, wrong_rows
+from embedrock_lab.bench.replay.workload import MODES, STEP, wrong_rows
 from embedrock_lab.measure import machine
 from embedrock_lab.measure.noise import Timed
 from embedrock_lab.measure.rows import LOAD_ROWS, ranges, values_of

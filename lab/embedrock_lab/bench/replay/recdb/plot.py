@@ -1,4 +1,4 @@
-"""Draws ``recdb``: what a step of each contestant waits for, computes and writes."""
+"""Draws ``recdb``: what a step of each system waits for, computes and writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def save_plot(file: Path, found: dict[str, dict[str, Any]], notes: list[str]) ->
         return
     ran = {name: one for name, one in found.items() if "step_ms" in one}
     if not ran:
-        notes.append(f"no plot: no contestant ran, {file} was not written")
+        notes.append(f"no plot: no system ran, {file} was not written")
         return
     names = list(reversed(ran))
     figure, axes = pyplot.subplots(figsize=(8, 1 + 0.45 * len(names)), layout="constrained")

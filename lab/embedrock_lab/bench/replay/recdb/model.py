@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from embedrock_lab.bench.recdb.load import Load
+from embedrock_lab.bench.replay.recdb.load import Load
 
 __all__ = ["ROWS_READ", "pages_by_count"]
 

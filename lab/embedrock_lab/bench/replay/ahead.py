@@ -1,4 +1,4 @@
-"""A contestant that announces its batches: how it runs, and what is timed.
+"""A system that announces its batches: how it runs, and what is timed.
 
 The look-ahead window reads while the caller does something else, so nothing that a bench does may
 be left out of the time: a batch takes from the end of the one before to its own end, announcing
@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedrock_lab.bench.race.record import Record
-from embedrock_lab.bench.race.stores import Embedrock, gradients_of
-from embedrock_lab.bench.race.workload import MODES, STEP, wrong_rows
+from embedrock_lab.bench.replay.record import Record
+from embedrock_lab.bench.replay.stores import Embedrock, gradients_of
+from embedrock_lab.bench.replay.workload import MODES, STEP, wrong_rows
 from embedrock_lab.measure.rows import ranges
 
 __all__ = ["run_ahead"]

@@ -1,6 +1,6 @@
-"""Runs contestants, each in a process of its own and under a memory limit of its own.
+"""Runs systems, each in a process of its own and under a memory limit of its own.
 
-A contestant is a program that takes ``load`` and ``run`` (``python -m embedrock_lab.bench.race``
+A system is a program that takes ``load`` and ``run`` (``python -m embedrock_lab.bench.replay``
 describes both); the peers are one such program (``make peers``).
 """
 
@@ -14,31 +14,33 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from embedrock_lab.bench.race.limit import MemoryLimit
+from embedrock_lab.bench.replay.limit import MemoryLimit
 
-__all__ = ["OURS", "ContestantError", "describe", "load", "run"]
+__all__ = ["OURS", "PEERS", "SystemFailed", "describe", "load", "run"]
 
-OURS = [sys.executable, "-m", "embedrock_lab.bench.race"]
+PEERS = Path(".cache/peers/embedrock-peers")
+"""The program of ``make peers``."""
+OURS = [sys.executable, "-m", "embedrock_lab.bench.replay"]
 SLACK_BYTES = 8 << 20
 """What a limited process may have beside start-up and budget: stacks, its kernel's buffers, what
 the allocators of its threads keep, what verifying takes. Less than the rule for memory allows."""
 
 
-class ContestantError(RuntimeError):
-    """A contestant could not run; the message is its own."""
+class SystemFailed(RuntimeError):
+    """A system could not run; the message is its own."""
 
 
 def describe(program: Path) -> dict[str, Any]:
     """What the peers' program offers: engine to version, available, reason, settings."""
     done = subprocess.run([program, "list"], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise ContestantError(f"{program} list: {_last_line(done.stderr)}")
+        raise SystemFailed(f"{program} list: {_last_line(done.stderr)}")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
 def load(command: list[str], settings: dict[str, Any]) -> dict[str, Any]:
-    """Fills a contestant's store, without a limit; none of it stays in the page cache."""
+    """Fills a system's store, without a limit; none of it stays in the page cache."""
     done = subprocess.run(
         [*command, "load"],
         input=json.dumps(settings) + "\n",
@@ -47,14 +49,14 @@ def load(command: list[str], settings: dict[str, Any]) -> dict[str, Any]:
         check=False,
     )
     if done.returncode != 0:
-        raise ContestantError(_last_line(done.stderr))
+        raise SystemFailed(_last_line(done.stderr))
     _drop_page_cache(Path(settings["place"]))
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 
 
 def run(command: list[str], settings: dict[str, Any], *, limited: bool) -> dict[str, Any]:
-    """Runs a contestant. With ``limited`` its memory is budget and start-up size, page cache
+    """Runs a system. With ``limited`` its memory is budget and start-up size, page cache
     included, where control groups can be had; ``limit_bytes`` in the answer says what held.
     """
     limit = MemoryLimit.create("embedrock-race") if limited else None
@@ -73,7 +75,7 @@ def run(command: list[str], settings: dict[str, Any], *, limited: bool) -> dict[
                 errors.seek(0)
                 killed = f"ended by signal {-program.returncode}, its memory limit or another"
                 said = _last_line(errors.read())
-                raise ContestantError(said or (killed if program.returncode < 0 else "no message"))
+                raise SystemFailed(said or (killed if program.returncode < 0 else "no message"))
             answer: dict[str, Any] = json.loads(text)
             answer["limit_bytes"] = limit_bytes
             answer["peak_group_bytes"] = limit.peak_bytes() if limit else None

@@ -1,14 +1,14 @@
 """``recdb``: what the parts of RecDB are worth here, beside RocksDB with the same window.
 
 A training reads the rows of 26 tables batch by batch, computes for a fixed time and updates every
-row that it has read. Contestants: RocksDB, whose peers' program reads each window of batches ahead
+row that it has read. Systems: RocksDB, whose peers' program reads each window of batches ahead
 while the one before is used, in the order of keys (``rocksdb``) or of the batches; a log; an lsm
 whose batches are read ahead one by one (``lsm``); and with the parts of RecDB added one after
 another: the *sorter* (the look-ahead window, which reads each page once for many batches), the
 *picker* of merges, the *scheduler* of merges (``gate`` or ``share``). The key allocator, which lays
 hot rows side by side, is counted from the trace alone (``model.py``): hot rows are in memory here.
 
-Each contestant has the same memory: ``--memory`` per cent of the rows' bytes, and the rows of two
+Each system has the same memory: ``--memory`` per cent of the rows' bytes, and the rows of two
 windows. RocksDB has the former as caches and the latter as buffers; what else it works with is
 beside. Ours is all within.
 
@@ -24,8 +24,8 @@ of a window; ``recdb_picker_gc`` rows that merges dropped ÷ rewrote, picked by 
 
 from __future__ import annotations
 
-import argparse
 import tempfile
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,17 +33,18 @@ from typing import Any
 import numpy as np
 
 from embedrock.errors import MisuseError
-from embedrock_lab.bench.common import Report, add_common, import_torch, workspace
-from embedrock_lab.bench.race import PEERS, process
-from embedrock_lab.bench.recdb.compute import dense_step_s
-from embedrock_lab.bench.recdb.contestants import CONTESTANTS, ROCKSDB, Setting, absent
-from embedrock_lab.bench.recdb.contestants import run as run_contestant
-from embedrock_lab.bench.recdb.load import Load, criteo_log, criteo_shaped
-from embedrock_lab.bench.recdb.model import EVERY, MISSED, pages_by_count
-from embedrock_lab.bench.recdb.plot import save_plot
-from embedrock_lab.bench.recdb.summary import summary
+from embedrock_lab.bench.common import Report, import_torch, workspace
+from embedrock_lab.bench.options import Common, option, patience_of
+from embedrock_lab.bench.replay import process
+from embedrock_lab.bench.replay.recdb.compute import dense_step_s
+from embedrock_lab.bench.replay.recdb.load import Load, criteo_log, criteo_shaped
+from embedrock_lab.bench.replay.recdb.model import EVERY, MISSED, pages_by_count
+from embedrock_lab.bench.replay.recdb.plot import save_plot
+from embedrock_lab.bench.replay.recdb.summary import summary
+from embedrock_lab.bench.replay.recdb.systems import ROCKSDB, SYSTEMS, Setting, absent
+from embedrock_lab.bench.replay.recdb.systems import run as run_system
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 TORCH_BYTES = 1 << 30
 """Memory that measuring the dense part takes."""
@@ -55,44 +56,30 @@ WHOLE = ["+ gate", "+ share", "+ picker", "+ sorter"]
 """The lsm with all parts: the fastest of those with a scheduler, else with what there is."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument(
-        "--contestants",
-        nargs="+",
-        choices=list(CONTESTANTS),
-        default=list(CONTESTANTS),
-        help="who takes part",
-    )
-    parser.add_argument("--rows", type=int, default=4_000_000, help="rows of all 26 tables")
-    parser.add_argument("--criteo", type=Path, metavar="FILE", help="read this log instead")
-    parser.add_argument("--dim", type=int, default=36, help="float32 values per row")
-    parser.add_argument("--batch", type=int, default=64, help="samples of a batch")
-    parser.add_argument("--window", type=int, default=512, help="batches of a window")
-    parser.add_argument(
-        "--ahead", type=int, help="batches that ours announces (default: those of two windows)"
-    )
-    parser.add_argument("--windows", type=int, default=24, help="windows of the training")
-    parser.add_argument("--warm-windows", type=int, default=2, help="of these, not counted")
-    parser.add_argument("--memory", type=float, default=2.5, help="per cent of the rows' bytes")
-    parser.add_argument(
-        "--compute-ms", type=float, help="computing of a step (default: measured with PyTorch)"
-    )
-    parser.add_argument(
-        "--layers", type=int, nargs="+", default=LAYERS, help="hidden layers of the dense part"
-    )
-    parser.add_argument(
-        "--hot-share", type=float, default=1.0, help="hot rows, per cent of a window's look-ups"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=1, help="runs of each contestant; the median step counts"
-    )
-    parser.add_argument("--peers", type=Path, default=PEERS, help="the program of `make peers`")
-    parser.add_argument("--png", type=Path, help="draw the result to this file")
-    add_common(parser, patience_s=0.0)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    contestants: list[str] = option(list(SYSTEMS), "who takes part", choices=list(SYSTEMS))
+    rows: int = option(4_000_000, "rows of all 26 tables")
+    criteo: Path | None = option(None, "read this log instead", metavar="FILE")
+    dim: int = option(36, "float32 values per row")
+    batch: int = option(64, "samples of a batch")
+    window: int = option(512, "batches of a window")
+    ahead: int | None = option(None, "batches that ours announces (default: those of two windows)")
+    windows: int = option(24, "windows of the training")
+    warm_windows: int = option(2, "of these, not counted")
+    memory: float = option(2.5, "per cent of the rows' bytes")
+    compute_ms: float | None = option(None, "computing of a step (default: measured with PyTorch)")
+    layers: list[int] = option(LAYERS, "hidden layers of the dense part")
+    hot_share: float = option(1.0, "hot rows, per cent of a window's look-ups")
+    rounds: int = option(1, "runs of each system; the median step counts")
+    peers: Path = option(process.PEERS, "the program of `make peers`")
+    png: Path | None = option(None, "draw the result to this file")
+    patience: float = patience_of(0.0)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     if not 0 <= options.warm_windows < options.windows:
         raise MisuseError(
@@ -113,14 +100,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return report.finish()
 
 
-def _load(options: argparse.Namespace) -> Load:
+def _load(options: Options) -> Load:
     batches = options.window * options.windows
     if options.criteo is not None:
         return criteo_log(options.criteo, options.batch, batches)
     return criteo_shaped(options.rows, options.batch, batches, options.seed)
 
 
-def _compute_s(report: Report, options: argparse.Namespace, fields: int) -> float:
+def _compute_s(report: Report, options: Options, fields: int) -> float:
     if options.compute_ms is not None:
         return float(options.compute_ms) / 1e3
     torch = import_torch(report, [], TORCH_BYTES)
@@ -132,7 +119,7 @@ def _compute_s(report: Report, options: argparse.Namespace, fields: int) -> floa
 
 
 def _setting(
-    report: Report, options: argparse.Namespace, load: Load, compute_s: float, directory: Path
+    report: Report, options: Options, load: Load, compute_s: float, directory: Path
 ) -> Setting:
     row_bytes = 4 * options.dim
     cache_bytes = int(load.rows * row_bytes * options.memory / 100)
@@ -163,17 +150,11 @@ def _setting(
     )
 
 
-def _run_all(
-    report: Report, options: argparse.Namespace, setting: Setting
-) -> dict[str, dict[str, Any]]:
-    """What each contestant did in the round with its median step; or why it did not take part."""
+def _run_all(report: Report, options: Options, setting: Setting) -> dict[str, dict[str, Any]]:
+    """What each system did in the round with its median step; or why it did not take part."""
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in options.contestants}
-    without: dict[str, str] = {}
+    without = absent(options.contestants, options.peers)
     rows = sum(setting.sizes)
-    for name in options.contestants:
-        why = absent(name, options.peers)
-        if why is not None:
-            without[name] = why
     for _ in range(options.rounds):
         for name in options.contestants:
             if name in without:
@@ -181,8 +162,8 @@ def _run_all(
             report.say(f"{name}: writing {rows:,} rows, {setting.batches:,} steps")
             try:
                 with workspace(options, 4 * rows * (4 * setting.dim + 24)) as place:
-                    raw = run_contestant(name, place, setting, options.peers)
-            except process.ContestantError as error:
+                    raw = run_system(name, place, setting, options.peers)
+            except process.SystemFailed as error:
                 without[name] = str(error)
                 continue
             report.results["mismatches"] += raw.pop("mismatches")
@@ -201,7 +182,7 @@ def _run_all(
 
 
 def _by_count(
-    report: Report, options: argparse.Namespace, load: Load, found: dict[str, dict[str, Any]]
+    report: Report, options: Options, load: Load, found: dict[str, dict[str, Any]]
 ) -> None:
     """Pages by count, for a cache and pages like those of the lsm with the sorter."""
     one = next(
@@ -261,7 +242,7 @@ def _ratio(
     value: str,
     less: float = 0.0,
 ) -> None:
-    """Sets the figure to one contestant's value ÷ another's, less a number."""
+    """Sets the figure to one system's value ÷ another's, less a number."""
     values = []
     for name in names:
         one = found.get(name or "", {"absent": "did not take part"})

@@ -1,4 +1,4 @@
-"""``python -m embedrock_lab.bench.race load|run``: one contestant in a process of its own.
+"""``python -m embedrock_lab.bench.replay load|run``: one system in a process of its own.
 
 Settings come as one line of JSON on standard input. ``load`` fills the store. ``run`` reads the
 trace, says ``ready``, waits for a line (meanwhile the parent limits its memory), opens the store,
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from embedrock_lab.bench.race.ahead import run_ahead
-from embedrock_lab.bench.race.record import Record
-from embedrock_lab.bench.race.stores import STORES, Contestant, gradients_of
-from embedrock_lab.bench.race.workload import MODES, STEP, expected, wrong_rows
+from embedrock_lab.bench.replay.ahead import run_ahead
+from embedrock_lab.bench.replay.record import Record
+from embedrock_lab.bench.replay.stores import STORES, System, gradients_of
+from embedrock_lab.bench.replay.workload import MODES, STEP, expected, wrong_rows
 
 PAUSES = 4
 """Pauses in the timed part, in which a store may measure its device."""
@@ -55,7 +55,7 @@ def _run(settings: dict[str, Any]) -> dict[str, Any]:
     sys.stdin.readline()
     if settings["options"].get("lookahead"):
         return run_ahead(settings, values, offsets, batches, counts, room)
-    store: Contestant = STORES[settings["engine"]](settings, mode)
+    store: System = STORES[settings["engine"]](settings, mode)
     record = Record()
     timed_from = batches // 3
     pauses = {timed_from + (batches - timed_from) * i // (PAUSES - 1) for i in range(PAUSES)}

@@ -9,17 +9,18 @@ from typing import Any
 
 import embedrock
 from embedrock_lab.bench import child
-from embedrock_lab.bench.race import process
-from embedrock_lab.bench.recdb.summary import of_peer
+from embedrock_lab.bench.replay import process
+from embedrock_lab.bench.replay.recdb.summary import of_peer
+from embedrock_lab.bench.replay.systems import absent_peers
 
-__all__ = ["CONTESTANTS", "ROCKSDB", "Contestant", "Setting", "absent", "run"]
+__all__ = ["ROCKSDB", "SYSTEMS", "Setting", "System", "absent", "run"]
 
 ROCKSDB = "rocksdb"
 PEERS = (ROCKSDB, "rocksdb, not sorted")
 
 
 @dataclass(frozen=True)
-class Contestant:
+class System:
     """A store and what it has of RecDB's parts."""
 
     storage: str
@@ -34,26 +35,26 @@ class Contestant:
 
 PICKED = {"merge_picker": "score", "upkeep_scheduler": "off"}
 PLAIN = {"merge_picker": "largest", "upkeep_scheduler": "off"}
-CONTESTANTS = {
-    PEERS[1]: Contestant(ROCKSDB, sorted=False),
-    ROCKSDB: Contestant(ROCKSDB),
-    "log": Contestant("log"),
-    "lsm, not announced": Contestant("lsm", ahead=False, sorted=False, options=PLAIN),
-    "lsm": Contestant("lsm", sorted=False, options=PLAIN),
-    "+ sorter": Contestant("lsm", options=PLAIN),
-    "+ picker": Contestant("lsm", options=PICKED),
-    "+ gate": Contestant("lsm", options=PICKED | {"upkeep_scheduler": "gate"}),
-    "+ share": Contestant("lsm", options=PICKED | {"upkeep_scheduler": "share"}),
+SYSTEMS = {
+    PEERS[1]: System(ROCKSDB, sorted=False),
+    ROCKSDB: System(ROCKSDB),
+    "log": System("log"),
+    "lsm, not announced": System("lsm", ahead=False, sorted=False, options=PLAIN),
+    "lsm": System("lsm", sorted=False, options=PLAIN),
+    "+ sorter": System("lsm", options=PLAIN),
+    "+ picker": System("lsm", options=PICKED),
+    "+ gate": System("lsm", options=PICKED | {"upkeep_scheduler": "gate"}),
+    "+ share": System("lsm", options=PICKED | {"upkeep_scheduler": "share"}),
 }
 """By name. Each line from ``lsm`` on has one part more than the one above, the last two instead of
 each other."""
 NEEDED = {"+ picker": "merge_picker", "+ gate": "upkeep_scheduler", "+ share": "upkeep_scheduler"}
-"""Arguments of ``embedrock.open`` without which a contestant is none."""
+"""Arguments of ``embedrock.open`` without which one cannot take part."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One load for all contestants."""
+    """One load for all systems."""
 
     files: dict[str, str]
     """``values`` and ``offsets`` of the trace."""
@@ -70,37 +71,34 @@ class Setting:
     """Memory of ours, all of it."""
 
 
-def absent(name: str, peers: Path) -> str | None:
-    """Why a contestant cannot take part, if so."""
-    if name in PEERS:
-        if not peers.exists():
-            return f"{peers} is not built; `make peers` builds it"
-        one = process.describe(peers).get(ROCKSDB, {"available": False, "reason": "not built in"})
-        return None if one["available"] else str(one["reason"])
-    needed = NEEDED.get(name)
-    if needed is not None and needed not in _known():
-        return f"embedrock.open has no argument {needed}"
-    return None
+def absent(names: list[str], peers: Path) -> dict[str, str]:
+    """Those that cannot take part, and why."""
+    known = set(inspect.signature(embedrock.open).parameters)
+    found = absent_peers(peers, {name: ROCKSDB for name in names if name in PEERS})
+    needed = {name: NEEDED[name] for name in names if name in NEEDED}
+    lacking = {name: one for name, one in needed.items() if one not in known}
+    why = "embedrock.open has no argument"
+    return found | {name: f"{why} {one}" for name, one in lacking.items()}
 
 
 def run(name: str, place: Path, setting: Setting, peers: Path) -> dict[str, Any]:
-    """Fills a store of a contestant and trains on it."""
+    """Fills a store of a system and trains on it."""
     store = place / "store"
-    one = CONTESTANTS[name]
+    one = SYSTEMS[name]
     if name in PEERS:
         return _run_peer(store, setting, peers, one.sorted)
     filled = child.call(
-        "embedrock_lab.bench.recdb.ours:fill",
+        "embedrock_lab.bench.replay.recdb.ours:fill",
         store=str(store),
         storage=one.storage,
         sizes=setting.sizes,
         dim=setting.dim,
     )
-    known = _known()
+    known = inspect.signature(embedrock.open).parameters
     options: dict[str, Any] = {k: v for k, v in one.options.items() if k in known}
     options["window_group"] = setting.window if one.sorted else 1
     found: dict[str, Any] = child.call(
-        "embedrock_lab.bench.recdb.ours:train",
+        "embedrock_lab.bench.replay.recdb.ours:train",
         store=str(store),
         **setting.files,
         sizes=setting.sizes,
@@ -134,7 +132,3 @@ def _run_peer(store: Path, setting: Setting, peers: Path, is_sorted: bool) -> di
     loaded = process.load(command, settings)
     raw = process.run(command, settings, limited=False)
     return {"load_s": loaded["seconds"], **of_peer(raw, 4 * setting.dim)}
-
-
-def _known() -> set[str]:
-    return set(inspect.signature(embedrock.open).parameters)
