@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from embedrock.errors import MisuseError
-from embedrock_lab.bench.loops import figures, table
+from embedrock_lab.bench.training.loops import figures, table
 from embedrock_lab.commands.bench import main
 
 STORES = ("plain", "lookahead", "pipeline")
@@ -84,7 +84,7 @@ def test_there_is_a_table_for_each_number_of_busy_loops(tmp_path: Path) -> None:
 
 
 def test_loops_beside_a_training_compute_until_it_ends() -> None:
-    from embedrock_lab.bench.loops.busy import NICE, busy
+    from embedrock_lab.bench.training.busy import NICE, busy
 
     def children() -> list[int]:
         listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
@@ -153,23 +153,23 @@ def test_a_loss_that_differs_between_ways_fails_the_bench(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    from embedrock_lab.bench.loops import cell
-    from embedrock_lab.bench.loops.ways import OverStore
+    from embedrock_lab.bench.training.loops import cell
+    from embedrock_lab.bench.training.ways import OverStore
 
     cell.prepare("graphsage", 1, str(tmp_path))
-    arguments = {"memory": 40, "loops": 0, "turns": 1, "steps": 3, "seed": 1, "threads": 1}
+    arguments = {"memory": 40, "loops": 0, "rounds": 1, "steps": 3, "seed": 1, "threads": 1}
     arguments |= {"first_steps": 3, "announce": True}
     same = cell.measure("graphsage", str(tmp_path), **arguments)
     assert same["mismatches"] == 0
 
-    true_turn = OverStore.turn
+    true_round = OverStore.round
 
-    def turn(self: OverStore, batches: Any) -> None:
-        true_turn(self, batches)
+    def round(self: OverStore, batches: Any) -> None:
+        true_round(self, batches)
         if self.way == "lookahead":
             self.losses[-1] = self.losses[-1] + 1e-3
 
-    monkeypatch.setattr(OverStore, "turn", turn)
+    monkeypatch.setattr(OverStore, "round", round)
     assert cell.measure("graphsage", str(tmp_path), **arguments)["mismatches"] == 2
 
 

@@ -56,7 +56,10 @@ BENCHES = {
 """Every bench by name, and what it measures."""
 
 
-HARNESSES = {"replay": ["race", "ycsb", "memory", "lookahead", "recdb"]}
+HARNESSES = {
+    "replay": ["race", "ycsb", "memory", "lookahead", "recdb"],
+    "training": ["loops", "models", "kge", "recommend", "gnn"],
+}
 """Packages of benches that share most of what they do; the others are modules here."""
 
 

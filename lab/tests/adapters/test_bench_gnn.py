@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_geometric")
 
-from embedrock_lab.bench import gnn  # noqa: E402
+from embedrock_lab.bench.training import gnn  # noqa: E402
 
 
 def test_models_from_a_store_are_those_in_memory(tmp_path: Path) -> None:

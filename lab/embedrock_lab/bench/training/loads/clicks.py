@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from embedrock_lab.bench.loops.load import Load, Shape, Tables, drawn, skewed
+from embedrock_lab.bench.training.load import Load, Shape, Tables, drawn
+from embedrock_lab.bench.zipf import Zipf
 
 __all__ = ["narrow", "wide"]
 
@@ -72,7 +73,7 @@ def _load(
     count = steps * passes
     firsts = np.cumsum([0, *sizes.values()])
     columns = [
-        first + skewed(random, rows, EXPONENT.get(field, 1.1))((count, SAMPLES))
+        first + Zipf(rows, EXPONENT.get(field, 1.1), random).draw((count, SAMPLES))
         for first, (field, rows) in zip(firsts, sizes.items(), strict=False)
     ]
     ids = np.stack(columns, axis=2)

@@ -19,7 +19,6 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,8 @@ import embedrock
 from embedrock.errors import MisuseError
 from embedrock_lab.bench.common import Report, import_torch, workspace
 from embedrock_lab.bench.options import Common, option
-from embedrock_lab.measure.machine import device_facts
+from embedrock_lab.bench.training.load import Shape, Tables
+from embedrock_lab.bench.training.twins import IN_MEMORY, STORE, Twins, compare, speed
 
 __all__ = ["Clicks", "Options", "made", "read", "run"]
 
@@ -45,7 +45,6 @@ SMALL = 0.005
 """Weight of the squares of rows."""
 USERS_AT_ONCE = 1024
 KINDS, LIKED, LEARNED = 20, 16, 12
-CHECKED_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -95,13 +94,13 @@ def run(options: Options) -> dict[str, Any]:
     facts = {"data": clicks.name, "users": clicks.users, "items": clicks.items, "clicks": count}
     report.results |= facts
     report.say(f"{clicks.name}: {count:,} clicks of {clicks.users:,} users")
+    twins = _Twins(clicks, options)
     with workspace(options, TABLE_BYTES) as place:
-        found = _contest(report, options, place / "store", clicks)
+        found = compare(report, twins, place / "store", options.memory, options.seed)
     report.results["loops"] = found
-    report.figure("recall_20", found["store"]["recall"])
-    report.figure("recall_20_gap", found["store"]["recall"] - found["in memory"]["recall"])
-    rates = [found[label]["samples_per_s"] for label in ("store", "in memory")]
-    report.figure("speed_vs_memory_recommend", rates[0] / rates[1])
+    report.figure("recall_20", found[STORE]["recall"])
+    report.figure("recall_20_gap", found[STORE]["recall"] - found[IN_MEMORY]["recall"])
+    report.figure("speed_vs_memory_recommend", speed(found, twins))
     return report.finish()
 
 
@@ -134,18 +133,30 @@ def _lines(file: Path) -> dict[int, Ids]:
     return found
 
 
-class _Batches:
-    """Clicks and drawn items of all epochs: the same for every loop over them."""
+class _Twins(Twins):
+    """Factors of users and items."""
+
+    unit, shown, name, summed = "samples", ("recall", "recall"), "", True
+    initializer = embedrock.initializers.normal(std=SPREAD)
 
     def __init__(self, clicks: Clicks, options: Options) -> None:
+        self._clicks, self._options, self.lr = clicks, options, options.lr
         sizes = [len(items) for items in clicks.known.values()]
         self._who = np.repeat(np.array(list(clicks.known)), sizes)
         self._what = np.concatenate(list(clicks.known.values()))
-        self._items = clicks.items
-        self._options = options
+        rows = {"users": clicks.users, "items": clicks.items}
+        self.tables = {name: Shape(count, options.dim) for name, count in rows.items()}
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        """Users (B,), and their items with the drawn ones behind (B + N,)."""
+    def model(self, tables: Tables) -> Any:
+        import torch
+
+        model = torch.nn.Module()
+        for name in self.tables:
+            model.add_module(name, tables.embedding(name))
+        return model
+
+    def batches(self) -> Iterator[tuple[Any, Any]]:
+        """Users (B,), and their items with those that were drawn behind (B + N,)."""
         import torch
 
         options = self._options
@@ -154,83 +165,26 @@ class _Batches:
             order = random.permutation(len(self._who))
             for begin in range(0, len(order), options.batch):
                 places = order[begin : begin + options.batch]
-                drawn = random.integers(0, self._items, options.negatives)
+                drawn = random.integers(0, self._clicks.items, options.negatives)
                 items = np.concatenate([self._what[places], drawn])
                 yield torch.from_numpy(self._who[places]), torch.from_numpy(items)
 
+    def keys_of(self, model: Any, batch: Any) -> Any:
+        return {model.users: batch[0], model.items: batch[1]}
 
-def _contest(
-    report: Report, options: Options, place: Path, clicks: Clicks
-) -> dict[str, dict[str, Any]]:
-    """Both loops, one after the other."""
-    import torch
+    def loss(self, model: Any, batch: Any) -> tuple[Any, int]:
+        from torch.nn import functional as F
 
-    batches, found = _Batches(clicks, options), {}
-    shapes = {"users": (clicks.users, options.dim), "items": (clicks.items, options.dim)}
-    with embedrock.open(place, options.memory, seed=options.seed) as store:
-        start = embedrock.initializers.normal(std=SPREAD)
-        ours, theirs = torch.nn.Module(), torch.nn.Module()
-        for name, shape in shapes.items():
-            module = embedrock.nn.Embedding(
-                *shape, store=store, name=name, optimizer="adagrad", initializer=start
-            )
-            first = torch.from_numpy(store.table(name).get(np.arange(shape[0])))
-            ours.add_module(name, module)
-            theirs.add_module(
-                name, torch.nn.Embedding.from_pretrained(first, freeze=False, sparse=True)
-            )
-        loader = embedrock.LookaheadLoader(
-            batches, ours, keys_of=lambda batch: {ours.users: batch[0], ours.items: batch[1]}
-        )
-        tables = embedrock.optim.Adagrad(ours, lr=options.lr)
-        sparse = torch.optim.Adagrad(theirs.parameters(), lr=options.lr)
-        for label, model, optimizer, given in (
-            ("store", ours, tables, loader),
-            ("in memory", theirs, sparse, batches),
-        ):
-            one = _train(model, optimizer, given, options)
-            best = _best_of_store if label == "store" else _best_in_memory
-            begin = perf_counter()
-            one |= {"recall": _recall(model, clicks, best), "rank_s": perf_counter() - begin}
-            found[label] = one
-            report.say(
-                f"{label}: {one['samples_per_s']:,.0f} samples/s, recall {one['recall']:.4f}"
-            )
-        report.device = device_facts(store)
-        store.commit(1)
-        stats = store.stats()
-        found["store"] |= {"hit_rate": stats["hit_rate"], "budget_bytes": stats["budget_bytes"]}
-        for name in shapes:
-            for keys, values in store.table(name).items(CHECKED_ROWS):
-                unlike = (store.table(name).get(keys) != values).any(axis=1)
-                report.results["mismatches"] += int(unlike.sum())
-    return found
-
-
-def _train(model: Any, optimizer: Any, batches: Any, options: Options) -> dict[str, Any]:
-    from torch.nn import functional as F
-
-    samples, losses = 0, []
-    begin = perf_counter()
-    for who, what in batches:
+        who, what = batch
         of_user = model.users(who)
-        clicked, other = model.items(what).split([len(who), options.negatives])
+        clicked, other = model.items(what).split([len(who), self._options.negatives])
         margins = (of_user * clicked).sum(dim=1, keepdim=True) - of_user @ other.T
         sizes = sum(rows.square().sum() for rows in (of_user, clicked, other))
-        loss = -F.logsigmoid(margins).mean(dim=1).sum() + SMALL * sizes
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        samples += len(who)
-        losses.append(float(loss.detach()) / len(who))
-    seconds = perf_counter() - begin
-    tenth = max(1, len(losses) // 10)
-    return {
-        "samples_per_s": samples / seconds,
-        "train_s": seconds,
-        "loss_first": float(np.mean(losses[:tenth])),
-        "loss": float(np.mean(losses[-tenth:])),
-    }
+        return -F.logsigmoid(margins).mean(dim=1).sum() + SMALL * sizes, len(who)
+
+    def quality(self, model: Any, stored: bool) -> dict[str, Any]:
+        best = _best_of_store if stored else _best_in_memory
+        return {"recall": _recall(model, self._clicks, best)}
 
 
 def _recall(model: Any, clicks: Clicks, best_of: Any) -> float:

@@ -19,17 +19,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 import embedrock
 from embedrock.training.graph_recipes import MODELS, GraphRecipe
-from embedrock_lab.bench import kge_speed
 from embedrock_lab.bench.common import Report, import_torch, workspace
 from embedrock_lab.bench.options import option
-from embedrock_lab.measure.machine import device_facts
+from embedrock_lab.bench.training import kge_speed
+from embedrock_lab.bench.training.load import Shape, Tables
+from embedrock_lab.bench.training.twins import IN_MEMORY, STORE, Twins, compare, speed
 
 __all__ = ["Options", "run"]
 
@@ -48,7 +49,7 @@ RING = "ring"
 POWER = "power"
 MEMORY_BYTES = 2 << 30
 TABLE_BYTES = 2 << 30
-CHECKED_ROWS = 4096
+ENTITIES = "entities"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,7 @@ def run(options: Options) -> dict[str, Any]:
             report.missing(f"mrr_{graph}_{model}", "no data: pass --data")
             continue
         with workspace(options, TABLE_BYTES) as place:
-            _contest(report, options, place / "store", graph, graphs[graph], model)
+            _measure(report, options, place / "store", graph, graphs[graph], model)
     if POWER in options.graphs:
         with workspace(options, 6 * options.power_entities * 8 * options.power_dim) as place:
             kge_speed.measure(report, options, place)
@@ -132,128 +133,95 @@ def ring(entities: int, seed: int) -> Any:
     return kge.Graph(triples[2 * test :], triples[test : 2 * test], triples[:test], names, kinds)
 
 
-def _contest(
-    report: Report, options: Options, place: Path, name: str, graph: Any, model: str
-) -> None:
-    """One model on one graph, out of core and in memory."""
-    import torch
+class _Twins(Twins):
+    """One model on one graph."""
 
-    from embedrock import kge
+    unit, shown, opened = "triples", ("mrr", "MRR"), MappingProxyType({"page_bytes": 4096})
 
-    given = {
-        "epochs": options.epochs,
-        "embedding_dim": options.dim,
-        "batch_size": options.batch,
-        "negatives": options.negatives,
-    }
-    recipe = GraphRecipe.of_model(model, given)
-    test = graph.test
-    if options.test_triples is not None and options.test_triples < len(test):
-        chosen = np.random.default_rng(options.seed).permutation(len(test))
-        test = test[chosen[: options.test_triples]]
-    batches = kge.TripleBatches(
-        graph.train,
-        len(graph.entities),
-        batch_size=recipe.batch_size,
-        negatives=recipe.negatives,
-        epochs=recipe.epochs,
-        seed=options.seed,
-    )
-    found: dict[str, dict[str, Any]] = {}
-    with embedrock.open(place, options.memory, page_bytes=4096, seed=options.seed) as store:
-        rows = embedrock.nn.Embedding(
-            len(graph.entities),
-            recipe.embedding_dim,
-            store=store,
-            name="entities",
-            optimizer="adagrad",
-            initializer=embedrock.initializers.uniform(-recipe.initial, recipe.initial),
+    def __init__(self, options: Options, name: str, graph: Any, model: str) -> None:
+        from embedrock import kge
+
+        self._kge, self._options, self._graph, self._model = kge, options, graph, model
+        given = {
+            "epochs": options.epochs,
+            "embedding_dim": options.dim,
+            "batch_size": options.batch,
+            "negatives": options.negatives,
+        }
+        self._recipe = recipe = GraphRecipe.of_model(model, given)
+        self.name, self.lr = f"{name}: {model}: ", recipe.lr
+        self.tables = {ENTITIES: Shape(len(graph.entities), recipe.embedding_dim)}
+        self.initializer = embedrock.initializers.uniform(-recipe.initial, recipe.initial)
+        self._test = graph.test
+        if options.test_triples is not None and options.test_triples < len(self._test):
+            chosen = np.random.default_rng(options.seed).permutation(len(self._test))
+            self._test = self._test[chosen[: options.test_triples]]
+
+    def model(self, tables: Tables) -> Any:
+        import torch
+
+        torch.manual_seed(self._options.seed)
+        relations = self._kge.dense_relations(
+            self._model,
+            len(self._graph.relations),
+            self._recipe.embedding_dim,
+            entity_bound=self._recipe.initial,
         )
-        torch.manual_seed(options.seed)
-        relations = kge.dense_relations(
-            model, len(graph.relations), recipe.embedding_dim, entity_bound=recipe.initial
-        )
-        ours = kge.KnowledgeGraphModel(model, rows, relations)
-        table = store.tables["entities"]
-        first = torch.from_numpy(table.get(np.arange(len(graph.entities))))
-        twin = kge.KnowledgeGraphModel(
-            model,
-            torch.nn.Embedding.from_pretrained(first, freeze=False, sparse=True),
-            torch.nn.Embedding.from_pretrained(relations.weight.detach().clone(), freeze=False),
-        )
-        tables = embedrock.optim.Adagrad(ours, lr=recipe.lr)
-        sparse = torch.optim.Adagrad(twin.entities.parameters(), lr=recipe.lr)
-        loader = embedrock.LookaheadLoader(batches, ours, keys_of=ours.keys_of)
-        for label, contestant, optimizer, given_batches in (
-            ("store", ours, tables, loader),
-            ("in memory", twin, sparse, batches),
-        ):
-            batches.load_state_dict({**batches.state_dict(), "step": 0})
-            dense = torch.optim.Adagrad(contestant.relations.parameters(), lr=recipe.dense_lr)
-            one = _train(contestant, [optimizer, dense], given_batches, recipe)
-            begin = perf_counter()
-            ranks = kge.rank(contestant, test, known=graph.known())
-            one |= {"rank_s": perf_counter() - begin, "inexact": ranks.inexact}
-            one |= ranks.summary()
-            found[label] = one
-            report.say(
-                f"{name}: {model}: {label}: {one['triples_per_s']:,.0f} triples/s, "
-                f"MRR {one['mrr']:.4f}"
-            )
-        report.device = device_facts(store)
-        store.commit(1)
-        stats = store.stats()
-        found["store"] |= {"hit_rate": stats["hit_rate"], "budget_bytes": stats["budget_bytes"]}
-        found["store"]["entities"] = len(graph.entities)
-        report.results["mismatches"] += _mismatches(table)
-    published = PUBLISHED.get((name, model))
-    if published is not None:
-        found["published"] = {"mrr": published}
-    report.results[f"{name}_{model}"] = found
-    mrr, in_memory = found["store"]["mrr"], found["in memory"]["mrr"]
-    report.figure(f"mrr_{name}_{model}", mrr)
-    report.figure(f"mrr_gap_{name}_{model}", mrr - in_memory)
-    rates = [found[label]["triples_per_s"] for label in ("store", "in memory")]
-    report.figure(f"speed_{name}_{model}", rates[0] / rates[1])
+        return self._kge.KnowledgeGraphModel(self._model, tables.embedding(ENTITIES), relations)
 
+    def batches(self) -> Any:
+        return self._kge.TripleBatches(
+            self._graph.train,
+            len(self._graph.entities),
+            batch_size=self._recipe.batch_size,
+            negatives=self._recipe.negatives,
+            epochs=self._recipe.epochs,
+            seed=self._options.seed,
+        )
 
-def _train(model: Any, optimizers: list[Any], batches: Any, recipe: GraphRecipe) -> dict[str, Any]:
-    """All epochs of one contestant."""
-    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
-    triples, epoch = 0, 0
-    losses: list[float] = []
-    begin = perf_counter()
-    for batch in batches:
-        if batch.epoch != epoch:
-            epoch = batch.epoch
-            losses.clear()
-            groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-            for group, rate in zip(groups, rates, strict=True):
-                group["lr"] = rate * recipe.lr_decay**epoch
-        loss = model.loss(
+    def keys_of(self, model: Any, batch: Any) -> Any:
+        return model.keys_of(batch)
+
+    def dense(self, model: Any) -> list[Any]:
+        import torch
+
+        return [torch.optim.Adagrad(model.relations.parameters(), lr=self._recipe.dense_lr)]
+
+    def rates(self, batch: Any) -> list[float]:
+        decay = self._recipe.lr_decay**batch.epoch
+        return [self._recipe.lr * decay, self._recipe.dense_lr * decay]
+
+    def loss(self, model: Any, batch: Any) -> tuple[Any, int]:
+        recipe = self._recipe
+        found = model.loss(
             batch,
             recipe.loss,
             margin=recipe.margin,
             temperature=recipe.temperature,
             regularization=recipe.regularization,
         )
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        triples += len(batch)
-        losses.append(float(loss.detach()))
-    seconds = perf_counter() - begin
-    return {
-        "triples_per_s": triples / seconds,
-        "train_s": seconds,
-        "loss": sum(losses) / max(len(losses), 1),
-    }
+        return found, len(batch)
+
+    def summary(self, losses: list[float]) -> dict[str, float]:
+        last = losses[-self.batches().per_epoch :]  # those of the last epoch
+        return {"loss": sum(last) / max(len(last), 1)}
+
+    def quality(self, model: Any, stored: bool) -> dict[str, Any]:
+        ranks = self._kge.rank(model, self._test, known=self._graph.known())
+        return {"inexact": ranks.inexact, **ranks.summary()}
 
 
-def _mismatches(table: embedrock.Table) -> int:
-    """Rows that a scan gives otherwise than a look-up."""
-    wrong = 0
-    for keys, values in table.items(CHECKED_ROWS):
-        wrong += int((table.get(keys) != values).any(1).sum())
-    return wrong
+def _measure(
+    report: Report, options: Options, place: Path, name: str, graph: Any, model: str
+) -> None:
+    twins = _Twins(options, name, graph, model)
+    found = compare(report, twins, place, options.memory, options.seed)
+    found[STORE]["entities"] = len(graph.entities)
+    published = PUBLISHED.get((name, model))
+    if published is not None:
+        found["published"] = {"mrr": published}
+    report.results[f"{name}_{model}"] = found
+    mrr = found[STORE]["mrr"]
+    report.figure(f"mrr_{name}_{model}", mrr)
+    report.figure(f"mrr_gap_{name}_{model}", mrr - found[IN_MEMORY]["mrr"])
+    report.figure(f"speed_{name}_{model}", speed(found, twins))

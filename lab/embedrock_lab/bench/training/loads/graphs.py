@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from embedrock_lab.bench.loops.load import SCALE, Floats, Load, Shape, Tables, drawn, skewed
+from embedrock_lab.bench.training.load import SCALE, Floats, Load, Shape, Tables, drawn
+from embedrock_lab.bench.zipf import Zipf
 
 __all__ = ["learnable", "read_only"]
 
@@ -129,10 +130,10 @@ def _kinds(seed: int) -> Ids:
 
 def _blocks(random: np.random.Generator, kinds: Ids, samples: int, count: int) -> list[Block]:
     """Batches of seeds with their sampled neighbours."""
-    neighbours = skewed(random, NODES, EXPONENT)((NODES, NEIGHBOURS))
+    neighbours = Zipf(NODES, EXPONENT, random).draw((NODES, NEIGHBOURS))
     for kind in range(KINDS):
         members = np.flatnonzero(kinds == kind)
-        own = skewed(random, len(members), EXPONENT)((len(members), NEIGHBOURS))
+        own = Zipf(len(members), EXPONENT, random).draw((len(members), NEIGHBOURS))
         same = random.random(own.shape) < SAME_KIND
         neighbours[members] = np.where(same, members[own], neighbours[members])
 

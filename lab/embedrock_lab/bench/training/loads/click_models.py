@@ -11,8 +11,8 @@ from torch import Tensor
 from embedrock.models.registry import kind_of
 from embedrock.training.models import model_over
 from embedrock.training.options import Recipe
-from embedrock_lab.bench.loops.load import Load, Shape, Tables, drawn
-from embedrock_lab.bench.models.data import Samples, Wanted, samples_of
+from embedrock_lab.bench.training.load import Load, Shape, Tables, drawn
+from embedrock_lab.bench.training.loads.samples import Samples, Wanted, samples_of
 
 __all__ = ["Settings", "load", "tensors"]
 
@@ -30,8 +30,8 @@ class Settings:
     dim: int
     """Values of a vector; a row may have one more."""
     steps: int
-    """Batches of a turn."""
-    turns: int
+    """Batches of a round."""
+    rounds: int
     first_steps: int
     checked_steps: int
     """Batches whose losses and rows are compared with those in memory, before all others."""

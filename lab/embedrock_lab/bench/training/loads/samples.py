@@ -20,8 +20,8 @@ from embedrock.data.memory import HeldInMemory
 from embedrock.data.sequences import Sessions, read_sessions, session_dataset
 from embedrock.errors import MisuseError
 from embedrock.models.registry import Kind
-from embedrock_lab.bench.loops.load import Ids, skewed
 from embedrock_lab.bench.staleness_training import criteo
+from embedrock_lab.bench.zipf import Keys, Zipf
 
 __all__ = ["MADE", "Samples", "Wanted", "keys_by_table", "samples_of"]
 
@@ -141,8 +141,8 @@ def _made_sessions(wanted: Wanted) -> Sessions:
     count = -(-(wanted.batches * wanted.batch + wanted.test_samples) // 2) + 1
     least, most = SESSION_LENGTHS
     lengths = random.integers(least, most + 1, count)
-    whose = skewed(random, communities, EXPONENT)(count)
-    within: Ids = skewed(random, COMMUNITY, EXPONENT)(int(lengths.sum()))
+    whose = Zipf(communities, EXPONENT, random).draw(count)
+    within: Keys = Zipf(COMMUNITY, EXPONENT, random).draw(int(lengths.sum()))
     items = np.repeat(whose, lengths) * COMMUNITY + within
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return Sessions(items, offsets, BadLines(skip=False), 0)

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from embedrock_lab.bench.loops.load import Load, Shape, Tables, drawn, skewed
+from embedrock_lab.bench.training.load import Load, Shape, Tables, drawn
+from embedrock_lab.bench.zipf import Zipf
 
 __all__ = ["load"]
 
@@ -59,8 +60,8 @@ def load(seed: int, steps: int | None, passes: int) -> Load:
     steps = steps or 60
     random = np.random.default_rng(seed)
     count = steps * passes
-    entity = skewed(random, TABLES["entities"].rows, EXPONENT)
-    kind = skewed(random, TABLES["relations"].rows, 1.0)
+    entity = Zipf(TABLES["entities"].rows, EXPONENT, random).draw
+    kind = Zipf(TABLES["relations"].rows, 1.0, random).draw
     heads, kinds, tails = entity((count, SAMPLES)), kind((count, SAMPLES)), entity((count, SAMPLES))
     others = random.integers(0, TABLES["entities"].rows, (count, NEGATIVES))
     batches = list(zip(*map(torch.from_numpy, (heads, kinds, tails, others)), strict=True))

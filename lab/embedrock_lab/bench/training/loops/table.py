@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embedrock.errors import MisuseError
-from embedrock_lab.bench.loops.figures import Cell, rate, share
-from embedrock_lab.bench.loops.names import LOOKAHEAD, PIPELINE, PLAIN, TORCH
+from embedrock_lab.bench.training.cells import LOOKAHEAD, PIPELINE, PLAIN, TORCH, Cell, rate, share
 
 __all__ = ["BEGIN", "END", "markdown", "write_between"]
 

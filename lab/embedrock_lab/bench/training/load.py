@@ -15,10 +15,9 @@ import numpy.typing as npt
 
 from embedrock.data import Feature
 
-__all__ = ["SCALE", "Floats", "Load", "Shape", "Tables", "drawn", "skewed"]
+__all__ = ["SCALE", "Floats", "Load", "Shape", "Tables", "drawn"]
 
 Floats = npt.NDArray[np.float32]
-Ids = npt.NDArray[np.int64]
 
 STATE_FACTOR = 2
 """Adagrad keeps as many numbers of state as a row has values."""
@@ -90,17 +89,3 @@ def drawn(tables: Mapping[str, Shape], seed: int) -> Callable[[str], Floats]:
         return found
 
     return values
-
-
-def skewed(random: np.random.Generator, rows: int, exponent: float) -> Callable[[Any], Ids]:
-    """Draws ids below ``rows`` with weights rank^-exponent; popular ones are no neighbours."""
-    ids = random.permutation(rows)
-    shares = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -exponent)
-    shares /= shares[-1]
-
-    def draw(shape: Any) -> Ids:
-        ranks = np.searchsorted(shares, random.random(shape), side="right")
-        found: Ids = ids[np.minimum(ranks, rows - 1)].astype(np.int64)
-        return found
-
-    return draw

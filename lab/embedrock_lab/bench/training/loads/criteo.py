@@ -15,7 +15,7 @@ from torch import Tensor
 from embedrock.data import Position
 from embedrock.data.criteo_shaped import CriteoShaped
 from embedrock.models.dlrm import DLRM, DLRMConfig
-from embedrock_lab.bench.loops.load import Load, Shape, Tables, drawn
+from embedrock_lab.bench.training.load import Load, Shape, Tables, drawn
 
 __all__ = ["load"]
 

@@ -33,11 +33,19 @@ from typing import Any
 from embedrock.errors import MisuseError
 from embedrock_lab.bench import child
 from embedrock_lab.bench.common import Report, import_torch, workspace
-from embedrock_lab.bench.loops.figures import Cell, of_cells, rate
-from embedrock_lab.bench.loops.names import LOOKAHEAD, PIPELINE, PLAIN, TORCH, WAYS
-from embedrock_lab.bench.loops.plot import save_plot
-from embedrock_lab.bench.loops.table import markdown, write_between
 from embedrock_lab.bench.options import Common, listed, option
+from embedrock_lab.bench.training.cells import (
+    LOOKAHEAD,
+    PIPELINE,
+    PLAIN,
+    WAYS,
+    Cell,
+    rate,
+    said,
+)
+from embedrock_lab.bench.training.loops.figures import of_cells
+from embedrock_lab.bench.training.loops.plot import save_plot
+from embedrock_lab.bench.training.loops.table import markdown, write_between
 
 __all__ = ["Options", "run"]
 
@@ -121,14 +129,14 @@ def _measured(report: Report, options: Options, load: str, keys: Iterable[Key]) 
     with workspace(options, STORE_BYTES) as place:
         report.say(f"{load}: writing its rows")
         prepared = {"name": load, "seed": options.seed, "path": str(place)}
-        child.call("embedrock_lab.bench.loops.cell:prepare", **prepared)
+        child.call("embedrock_lab.bench.training.loops.cell:prepare", **prepared)
         for key in keys:
             cell = child.call(
-                "embedrock_lab.bench.loops.cell:measure",
+                "embedrock_lab.bench.training.loops.cell:measure",
                 **prepared,
                 memory=key[1],
                 loops=key[2],
-                turns=options.turns,
+                rounds=options.turns,
                 steps=options.steps,
                 threads=options.threads,
                 first_steps=options.first_steps,
@@ -140,11 +148,7 @@ def _measured(report: Report, options: Options, load: str, keys: Iterable[Key]) 
             cell["bound_share"] = best / cell["bound"]["samples_per_s"]
             cell |= {f"{way}_samples_per_s": value for way, value in rates.items()}
             found[key] = cell
-            shares = ", ".join(f"{WAYS[w]} {rates[w] / rates[TORCH]:.2f}" for w in list(WAYS)[1:])
-            report.say(
-                f"{load}: {key[1]:g} % memory, {key[2]} busy: {rates[TORCH]:,.0f} samples/s in "
-                f"memory; of that {shares}"
-            )
+            report.say(f"{load}: {key[1]:g} % memory, {key[2]} busy: {said(cell)}")
     return found
 
 

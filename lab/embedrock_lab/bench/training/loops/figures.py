@@ -1,40 +1,21 @@
 """Figures of ``loops`` from its cells: what look-ahead gives, and shares of PyTorch's speed.
 
-A cell is what ``cell.measure`` returns. Rates are medians of turns.
+A cell is what ``cell.measure`` returns.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
-from embedrock_lab.bench.loops.names import LOOKAHEAD, PIPELINE, PLAIN, TORCH
+from embedrock_lab.bench.training.cells import LOOKAHEAD, PIPELINE, PLAIN, Cell, ratio, share
 
-__all__ = ["BAR", "held_ratio", "of_cells", "rate", "ratio", "share", "spread"]
+__all__ = ["BAR", "held_ratio", "of_cells", "spread"]
 
 BAR = 0.9
 """Look-ahead has to keep this share of the plain loop's rate in every cell."""
 RESIDENT = 100.0
 """Memory in per cent from which on all rows may fit."""
-
-Cell = dict[str, Any]
-
-
-def rate(cell: Cell, way: str) -> float:
-    """Samples per second: the median of the turns."""
-    return float(statistics.median(cell["ways"][way]["turns"]))
-
-
-def ratio(cell: Cell, way: str, base: str) -> float:
-    """One way's rate ÷ another's: the median of the turns' ratios, which ran one after another."""
-    turns = zip(cell["ways"][way]["turns"], cell["ways"][base]["turns"], strict=True)
-    return float(statistics.median(one / other for one, other in turns))
-
-
-def share(cell: Cell, way: str) -> float:
-    """A way's rate ÷ that of PyTorch in memory, whose turns lay between."""
-    return ratio(cell, way, TORCH)
 
 
 def spread(turns: Sequence[float]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from embedrock.training.embeddings import (
     SequenceEmbeddings,
     StoreEmbeddings,
 )
-from embedrock_lab.bench.loops.load import Load
+from embedrock_lab.bench.training.load import Floats, Load, Shape
 
 __all__ = ["InMemory", "InStore", "fill", "open_least"]
 
@@ -30,9 +30,9 @@ TRIES = 8
 class InMemory:
     """Dense tensors, with sparse gradients where they are trained."""
 
-    def __init__(self, load: Load) -> None:
-        """Takes the rows that the load begins with."""
-        self._load = load
+    def __init__(self, tables: Mapping[str, Shape], values: Callable[[str], Floats]) -> None:
+        """Takes tables, and the rows with which each begins."""
+        self._tables, self._rows_of = tables, values
         self.rows: list[nn.Parameter] = []
         """The tables, which need an optimizer for sparse gradients."""
 
@@ -52,40 +52,42 @@ class InMemory:
 
     def sequences(self, features: Sequence[Feature]) -> MemorySequences:
         """A ``torch.nn.Embedding`` for each table, histories in their order."""
-        module = MemorySequences(features, {name: self._values(name) for name in self._load.tables})
+        module = MemorySequences(features, {name: self._values(name) for name in self._tables})
         self.rows.extend(module.parameters())
         return module
 
     def _values(self, name: str) -> torch.Tensor:
-        return torch.from_numpy(self._load.values(name))
+        return torch.from_numpy(self._rows_of(name))
 
 
 class InStore:
-    """Tables of a store, which :func:`fill` has made."""
+    """Tables of an open store, which has them already."""
 
-    def __init__(self, load: Load, store: embedrock.Store) -> None:
-        """Takes an open store."""
-        self._load, self._store = load, store
+    def __init__(self, tables: Mapping[str, Shape], store: embedrock.Store) -> None:
+        """Takes tables, all of one optimizer, and their store."""
+        self._tables, self._store = tables, store
 
     def embedding(self, name: str, padding_idx: int | None = None) -> embedrock.nn.Embedding:
         """``embedrock.nn.Embedding``."""
-        shape = self._load.tables[name]
+        shape = self._tables[name]
         return embedrock.nn.Embedding(
             shape.rows, shape.dim, padding_idx, store=self._store, name=name
         )
 
     def bags(self, names: list[str]) -> StoreEmbeddings:
         """Bags of several tables, read in one call."""
-        shapes = self._load.tables
-        features = [Feature(name, num_embeddings=shapes[name].rows) for name in names]
-        return StoreEmbeddings(
-            self._store, features, shapes[names[0]].dim, optimizer=_optimizer(self._load)
-        )
+        features = [Feature(name, num_embeddings=self._tables[name].rows) for name in names]
+        dim = self._tables[names[0]].dim
+        return StoreEmbeddings(self._store, features, dim, optimizer=self._optimizer(names[0]))
 
     def sequences(self, features: Sequence[Feature]) -> SequenceEmbeddings:
         """Tables that features share, read in one call."""
-        (dim,) = {shape.dim for shape in self._load.tables.values()}
-        return SequenceEmbeddings(self._store, features, dim, optimizer=_optimizer(self._load))
+        (dim,) = {shape.dim for shape in self._tables.values()}
+        optimizer = self._optimizer(next(iter(self._tables)))
+        return SequenceEmbeddings(self._store, features, dim, optimizer=optimizer)
+
+    def _optimizer(self, name: str) -> Any:
+        return self._store.table(name).optimizer
 
 
 def fill(load: Load, path: Path) -> None:

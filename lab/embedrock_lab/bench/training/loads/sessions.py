@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from embedrock_lab.bench.loops.load import Load, Shape, Tables, drawn, skewed
+from embedrock_lab.bench.training.load import Load, Shape, Tables, drawn
+from embedrock_lab.bench.zipf import Zipf
 
 __all__ = ["load"]
 
@@ -60,7 +61,7 @@ def load(seed: int, steps: int | None, passes: int) -> Load:
     steps = steps or 24
     random = np.random.default_rng(seed)
     count = steps * passes
-    items = 1 + skewed(random, TABLES["items"].rows - 1, EXPONENT)((count, SAMPLES, LENGTH))
+    items = 1 + Zipf(TABLES["items"].rows - 1, EXPONENT, random).draw((count, SAMPLES, LENGTH))
     lengths = random.integers(2, LENGTH + 1, (count, SAMPLES, 1))
     items[np.arange(LENGTH) >= lengths] = 0
     negatives = random.integers(1, TABLES["items"].rows, (count, NEGATIVES))

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from embedrock_lab.bench.loops.figures import Cell, rate, share
-from embedrock_lab.bench.loops.names import LOOKAHEAD, PIPELINE, PLAIN, TORCH, WAYS
 from embedrock_lab.bench.plots import pyplot_or_note, save
+from embedrock_lab.bench.training.cells import (
+    LOOKAHEAD,
+    PIPELINE,
+    PLAIN,
+    TORCH,
+    WAYS,
+    Cell,
+    rate,
+    share,
+)
 
 __all__ = ["save_plot"]
 

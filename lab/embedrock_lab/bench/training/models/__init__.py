@@ -27,11 +27,10 @@ from embedrock.errors import MisuseError
 from embedrock.models.registry import MODELS
 from embedrock_lab.bench import child
 from embedrock_lab.bench.common import Report, import_torch, workspace
-from embedrock_lab.bench.loops.figures import rate, share
-from embedrock_lab.bench.loops.names import LOOKAHEAD, PLAIN, TORCH, WAYS
 from embedrock_lab.bench.options import option, per_cent
 from embedrock_lab.bench.replay import process
 from embedrock_lab.bench.replay.systems import PeerOptions, absent_peers, peer_seconds_of
+from embedrock_lab.bench.training.cells import LOOKAHEAD, PLAIN, Cell, rate, said, share
 
 __all__ = ["Options", "run"]
 
@@ -42,8 +41,6 @@ SSDHASHEMBED = ("dlrm", "wide_deep", "mmoe", "dien")
 MEMORY_BYTES = 2 << 30
 PEER_SECONDS = 5.0
 WITHOUT = "_without_lookahead"
-
-Cell = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +85,7 @@ def run(options: Options) -> dict[str, Any]:
     ]
     if import_torch(report, figures, MEMORY_BYTES) is None:
         return report.finish()
-    from embedrock_lab.bench.models import peers
+    from embedrock_lab.bench.training.models import peers
 
     engines = peers.ENGINES if options.engines is None else options.engines
     asked = engines if options.peer_models else []
@@ -115,7 +112,7 @@ def _of_model(
     report.say(f"{model}: writing its rows")
     place.mkdir()
     prepared = child.call(
-        "embedrock_lab.bench.models.cell:prepare", settings=settings, path=str(place)
+        "embedrock_lab.bench.training.models.cell:prepare", settings=settings, path=str(place)
     )
     if model == "mmoe" and options.criteo is not None:
         report.notes.append("mmoe: a Criteo log has one target, so its samples are made")
@@ -124,7 +121,7 @@ def _of_model(
     wanted += [("ask", "asked", memory) for memory in options.inference]
     for function, part, memory in wanted:
         cell: Cell = child.call(
-            f"embedrock_lab.bench.models.cell:{function}",
+            f"embedrock_lab.bench.training.models.cell:{function}",
             settings=settings,
             path=str(place),
             memory=memory,
@@ -133,17 +130,13 @@ def _of_model(
         report.device = cell.pop("device", report.device)
         report.notes += _notes(model, part, cell)
         found[part][f"{memory:g} %"] = _summary(cell)
-        shares = ", ".join(f"{WAYS[way]} {share(cell, way):.2f}" for way in (PLAIN, LOOKAHEAD))
-        report.say(
-            f"{model}: {part} with {memory:g} %: {rate(cell, TORCH):,.0f} samples/s in memory; "
-            f"of that {shares}"
-        )
+        report.say(f"{model}: {part} with {memory:g} %: {said(cell)}")
     return prepared, found
 
 
 def _settings(options: Options, model: str) -> dict[str, Any]:
-    from embedrock_lab.bench.models.data import MADE, Wanted
-    from embedrock_lab.bench.models.load import Settings
+    from embedrock_lab.bench.training.loads.click_models import Settings
+    from embedrock_lab.bench.training.loads.samples import MADE, Wanted
 
     batches = options.checked_steps + options.first_steps + options.steps * (options.turns + 1)
     wanted = Wanted(
@@ -159,7 +152,7 @@ def _settings(options: Options, model: str) -> dict[str, Any]:
         model=model,
         dim=options.dim,
         steps=options.steps,
-        turns=options.turns,
+        rounds=options.turns,
         first_steps=options.first_steps,
         checked_steps=options.checked_steps,
         threads=options.threads,
@@ -209,7 +202,7 @@ def _over_peers(
     missing: dict[str, str],
 ) -> None:
     """Other stores with the memory of each trained cell."""
-    from embedrock_lab.bench.models import peers
+    from embedrock_lab.bench.training.models import peers
 
     for memory, cell in trained.items():
         for engine in engines:

@@ -1,6 +1,6 @@
 """What another program does to a training: loops of processes of their own, at nice 10.
 
-``python -m embedrock_lab.bench.loops.busy PARENT`` is one loop; it ends when its parent has.
+``python -m embedrock_lab.bench.training.busy PARENT`` is one loop; it ends when its parent has.
 """
 
 from __future__ import annotations
