@@ -25,8 +25,8 @@ def cell_of(
     memory: float = 30,
     busy: int = 0,
 ) -> dict[str, Any]:
-    turns = {"torch": [200.0] * len(plain), "plain": plain, "lookahead": ahead, "pipeline": plain}
-    ways = {way: {"turns": one} for way, one in turns.items()}
+    rates = {"torch": [200.0] * len(plain), "plain": plain, "lookahead": ahead, "pipeline": plain}
+    ways = {way: {"turns": one} for way, one in rates.items()}
     bound = {"by": "device", "samples_per_s": 100.0}
     cell: dict[str, Any] = {"load": load, "memory": memory, "busy": busy, "ways": ways}
     return cell | {"bound": bound, "raised": False, "memory_bytes": 1, "bytes": 4}
@@ -40,9 +40,9 @@ def test_what_is_slower_by_less_than_its_turns_differ_counts_as_held() -> None:
 
 
 def test_a_way_that_is_unsteady_by_itself_is_not_excused() -> None:
-    # Look-ahead beside a busy core: a turn as fast as the plain loop, two at a tenth of it.
+    # Look-ahead beside a busy core: a round as fast as the plain loop, two at a tenth of it.
     assert figures.held_ratio([10, 12, 100], [99, 100, 101]) == 0.12
-    # Nor is a steady one, where only the plain loop has a bad turn.
+    # Nor is a steady one, where only the plain loop has a bad round.
     assert figures.held_ratio([59, 60, 61], [30, 100, 101]) < 0.7
 
 

@@ -2,7 +2,7 @@
 
 Each key of a skewed trace is used: a row that is there counts as used, one that is not is admitted,
 and another one has to go. Rows have one word, so that what is timed is finding, replacing and
-locking. Contestants, each with LRU and LFU:
+locking. Systems, each with LRU and LFU:
 
 * ``sets-8`` to ``sets-32``: the engine's own row cache with so many rows to a set, gone over as its
   verbs do; ``sets-32-plain``: the same without asking for lines ahead.
@@ -95,7 +95,7 @@ def run(options: Options) -> dict[str, Any]:
 
 
 class _Bench:
-    """All contestants on all workloads."""
+    """All systems on all workloads."""
 
     def __init__(self, report: Report, options: Options, program: Program) -> None:
         self.report, self.options, self.program = report, options, program
@@ -111,15 +111,15 @@ class _Bench:
         self.facts: dict[str, dict[str, Any]] = {}
 
     def measure(self, name: str) -> None:
-        """One workload: a table of columns by contestant."""
+        """One workload: a table of columns by system."""
         table: dict[str, dict[str, float]] = {"hit_rate": {}, "beside_bytes": {}}
         self.tables[name] = table
         for threads in self.options.threads:
             self.report.say(f"{name}: {threads} thread{'s' * (threads > 1)}")
             names = [f"{cache}-{policy}" for cache in TIMED for policy in POLICIES]
             deadline = time.monotonic() + self.options.patience
-            turns = [self._turn(name, one, threads, deadline) for one in names]
-            found = interleave(turns, self.options.rounds, self.options.patience)
+            timed = [self._timed(name, one, threads, deadline) for one in names]
+            found = interleave(timed, self.options.rounds, self.options.patience)
             self.report.rounds(f"{name}_{threads}", found)
             times = {one: 1e9 / found.rate(i) for i, one in enumerate(names)}
             table[f"ns_{threads}"] = times
@@ -137,21 +137,23 @@ class _Bench:
                     answer = self._ask(name, TIMED[cache], policy, 1, longer=3)
                     late[f"{cache}-{policy}"] = answer["hits"] / answer["accesses"]
 
-    def _turn(self, workload: str, name: str, threads: int, deadline: float) -> Callable[[], Timed]:
-        """A contestant's turns. They are short: one that was disturbed is repeated at once, and
+    def _timed(
+        self, workload: str, name: str, threads: int, deadline: float
+    ) -> Callable[[], Timed]:
+        """A system's part of a round. It is short: one that was disturbed is repeated at once, and
         the quietest counts.
         """
         cache, _, policy = name.rpartition("-")
 
-        def one_turn() -> Timed:
+        def one_round() -> Timed:
             answer = self._ask(workload, TIMED[cache], policy, threads)
             table = self.tables[workload]
-            # Two threads take turns differently each time, which moves a few hits.
+            # Two threads interleave differently each time, which moves a few hits.
             table["hit_rate"].setdefault(name, answer["hits"] / answer["accesses"])
             table["beside_bytes"].setdefault(name, answer["bytes_beside_row"])
             return timed_of(answer, "accesses")
 
-        return lambda: quietest(one_turn, deadline)
+        return lambda: quietest(one_round, deadline)
 
     def _ask(
         self, workload: str, cache: dict[str, Any], policy: str, threads: int, longer: int = 1

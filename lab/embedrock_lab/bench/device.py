@@ -1,8 +1,8 @@
 """``device``: what the device gives, and what a store makes of it.
 
-Random reads of every request size and depth, on the written pages of a store, in turns; beside them
-what the store measured when its first table was made, and the page and the depth that follow. The
-figure ``device_rate_4096_64`` is what other benches mean by the device's rate.
+Random reads of every request size and depth, on the written pages of a store, in rounds; beside
+them what the store measured when its first table was made, and the page and the depth that follow.
+The figure ``device_rate_4096_64`` is what other benches mean by the device's rate.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Options(Common):
 
     rows: int = option(4_000_000, "of the store that is read")
     dim: int = option(32, "float32 values per row")
-    rounds: int = option(3, "turns of each size and depth")
-    slice: float = option(0.5, "seconds of a turn", metavar="S")
+    rounds: int = option(3, "rounds of each size and depth")
+    slice: float = option(0.5, "seconds of a round", metavar="S")
     png: Path | None = option(None, "draw the curves to this file")
 
 
@@ -74,12 +74,12 @@ def _measure(
     """The median rate of each request size and depth."""
     alignment = report.device["alignment"]
     places = [(size, depth) for size in SIZES if size >= alignment for depth in DEPTHS]
-    turns: dict[tuple[int, int], list[float]] = {place: [] for place in places}
-    for turn in range(options.rounds):
-        report.say(f"reading, turn {turn + 1} of {options.rounds}")
-        for (size, depth), rates in turns.items():
+    found: dict[tuple[int, int], list[float]] = {place: [] for place in places}
+    for number in range(options.rounds):
+        report.say(f"reading, round {number + 1} of {options.rounds}")
+        for (size, depth), rates in found.items():
             rates.append(store._core.device_rate(options.slice, size, depth))
-    return {place: statistics.median(rates) for place, rates in turns.items()}
+    return {place: statistics.median(rates) for place, rates in found.items()}
 
 
 def _chosen(

@@ -29,7 +29,7 @@ __all__ = ["Options", "run"]
 Get = Callable[[npt.NDArray[np.int64]], None]
 
 SLICE_ROWS = 1 << 19
-"""Rows that a contestant reads before it is the other's turn."""
+"""Rows that a system reads before the other goes on."""
 SCALING_CALLS = 4
 """Batches that each thread reads at a time."""
 

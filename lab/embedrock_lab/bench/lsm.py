@@ -4,12 +4,12 @@
   table after all rows are written, in random order where the table grows, and commits have merged
   the top down to its share. ``lsm_pages_per_key``: pages read per key of the growing table that was
   not in memory, random keys that exist; a key whose page another key of its batch reads costs none.
-* ``lsm_vs_log``: rows/s of one load on both storages at equal memory, in turns: a batch of Zipf 0.9
-  keys gets an optimizer step, another is read, a turn ends with a commit. ``lsm_small_budget`` is
-  the lsm with a fifth of the log's memory.
+* ``lsm_vs_log``: rows/s of one load on both storages at equal memory, in rounds: a batch of Zipf
+  0.9 keys gets an optimizer step, another is read, a round ends with a commit.
+  ``lsm_small_budget`` is the lsm with a fifth of the log's memory.
 * ``lsm_write_amplification``: bytes of rows and their pages, merges and cleaning included, divided
   by the bytes of rows that left memory changed; ``lsm_space_amplification``: the most that the
-  store took on disk divided by the bytes of its rows; both of the lsm during these turns.
+  store took on disk divided by the bytes of its rows; both of the lsm during these rounds.
 * ``lsm_reopen_s``: from ``open`` until a batch of random keys is returned, without the page cache.
 
 Every row that is read is compared with its formula or with a replay of its steps.
@@ -43,7 +43,7 @@ GROWING, DENSE = "growing", "dense"
 COMMITS_MAX = 50
 """Commits after which an index that still shrinks is taken as it is."""
 LSM, LOG, SMALL = "lsm", "log", "lsm, small"
-"""Contestants of the load."""
+"""Systems of the load."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,9 @@ class Options(Common):
     memory: str = option("10%", "budget under the load")
     small_memory: str = option("2%", "budget of the lsm with less")
     exponent: float = option(0.9, "skew of the load's keys")
-    warm_batches: int = option(100, "batches before the turns")
-    batches: int = option(20, "batches of a turn")
-    rounds: int = option(5, "turns of each contestant")
+    warm_batches: int = option(100, "batches before the rounds")
+    batches: int = option(20, "batches of a round")
+    rounds: int = option(5, "rounds of each system")
     patience: float = patience_of(10.0)
 
 
@@ -186,7 +186,7 @@ def _load(report: Report, options: Options) -> None:
             wrong = child.call("embedrock_lab.bench.write:verify", store=store, counts=counts)
             report.results["mismatches"] += wrong
     figures, notes = found.pop("figures"), found.pop("notes")
-    report.results["load"] = found.pop("contestants")
+    report.results["load"] = found.pop("systems")
     report.results["noise"] = {"load": found.pop("noise")}
     report.notes += notes
     for name, value in figures.items():
@@ -206,7 +206,7 @@ def load(
     patience: float,
     seed: int,
 ) -> dict[str, Any]:
-    """Lets the contestants take turns. Runs in a child process."""
+    """Lets the systems run in rounds. Runs in a child process."""
     for name in budgets:
         with _open(f"{place}/{name}", "1GiB") as opened:
             storage: Any = "log" if name == LOG else "lsm"
@@ -218,10 +218,10 @@ def load(
         for name, memory in budgets.items()
     }
     for one in sides.values():
-        one.turn(warm_batches)
+        one.round(warm_batches)
         one.begin()
     found = interleave(
-        [lambda one=one: one.turn(batches) for one in sides.values()],  # type: ignore[misc]
+        [lambda one=one: one.round(batches) for one in sides.values()],  # type: ignore[misc]
         rounds,
         patience,
     )
@@ -236,7 +236,7 @@ def load(
         if one["budget_bytes"] > one["asked_bytes"]
     ]
     return {
-        "contestants": answers,
+        "systems": answers,
         "figures": {
             "lsm_vs_log": found.ratio(at[LSM], at[LOG]),
             "lsm_small_budget": found.ratio(at[SMALL], at[LOG]),
@@ -263,7 +263,7 @@ class _Side:
         self.disk_bytes_max = 0
         self.before: dict[str, Any] = {}
 
-    def turn(self, batches: int) -> Timed:
+    def round(self, batches: int) -> Timed:
         """So many batches, half of whose rows change, and a commit."""
         timed = Timed()
         for _ in range(batches):

@@ -103,9 +103,9 @@ def _mode_of(name: str) -> str:
 def _slices(report: Report, options: Options, file: Path) -> dict[str, list[dict[str, Any]]]:
     """What each mode measured, by mode and threads; a slice whose process ended has a note."""
     slices: dict[str, list[dict[str, Any]]] = {}
-    turns = [(mode, threads) for mode in MODES for threads in options.threads]
+    wanted = [(mode, threads) for mode in MODES for threads in options.threads]
     for number in range(options.rounds):
-        for mode, threads in turns:
+        for mode, threads in wanted:
             if mode == "mmap" and threads > MAPPED_THREADS_MAX:
                 continue
             name = f"{mode}-{threads}"

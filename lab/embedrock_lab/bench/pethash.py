@@ -9,7 +9,7 @@ Three parts, all by a program that `make peers` builds (`lab/hashbench`):
   asks for memory ahead: of nothing, of the next key's bucket (the paper's form), or staged over the
   batch. Other maps offer single look-ups alone and get nothing ahead, so the ratios compare a batch
   with single look-ups. All have 8-byte keys and values, the same hash function, and huge pages.
-  Maps are built one at a time beside PETHash and take turns with it. A turn counts the time that
+  Maps are built one at a time and run in rounds beside PETHash. A round counts the time that
   its thread had a core.
 * **Regions** of rows in a file on a disk, opened with none of their pages in memory: until a
   request has its rows, also after a process that put rows was killed; and until a request of new
@@ -65,7 +65,7 @@ class Options(Common):
 
     parts: list[str] = option([*PARTS], "what to measure", choices=PARTS)
     keys: int = option(64_000_000, "keys of the look-ups")
-    look_ups: int = option(4_000_000, "look-ups of a turn")
+    look_ups: int = option(4_000_000, "look-ups of a round")
     batch: int = option(500, "keys of a batch, and of a request")
     probe_keys: int = option(4_000_000, "keys where buckets are counted")
     rows: int = option(20_000_000, "rows of the region")
@@ -177,23 +177,23 @@ class _Bench:
         self.program.ask({"build": {"map": name, "keys": keys, "folder": folder}})
         self._checked(self._look_ups(name, "staged", keys, verify=True))
 
-    def _race(self, contestants: list[tuple[str, str]], keys: int, name: str) -> Any:
+    def _race(self, systems: list[tuple[str, str]], keys: int, name: str) -> Any:
         deadline = time.monotonic() + self.options.patience
-        turns = [self._turn(map_name, form, keys, deadline) for map_name, form in contestants]
-        found = interleave(turns, self.options.rounds, self.options.patience)
+        timed = [self._timed(map_name, form, keys, deadline) for map_name, form in systems]
+        found = interleave(timed, self.options.rounds, self.options.patience)
         self.report.rounds(f"look_ups_{name}", found)
         return found
 
-    def _turn(self, name: str, form: str, keys: int, deadline: float) -> Callable[[], Timed]:
-        def one_turn() -> Timed:
+    def _timed(self, name: str, form: str, keys: int, deadline: float) -> Callable[[], Timed]:
+        def one_round() -> Timed:
             answer = self._look_ups(name, form, keys, verify=False)
             timed = timed_of(self._checked(answer), "look_ups")
             # One thread that computes: what it waited for a core says nothing of the map. So its
-            # rate is what it did with a core, while the share of waiting stays one of the turn.
+            # rate is what it did with a core, while the share of waiting stays one of the round.
             timed.work *= timed.seconds / (timed.seconds - timed.waited)
             return timed
 
-        return lambda: quietest(one_turn, deadline)
+        return lambda: quietest(one_round, deadline)
 
     def _look_ups(self, name: str, form: str, keys: int, *, verify: bool) -> dict[str, Any]:
         look_ups = {

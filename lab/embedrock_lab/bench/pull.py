@@ -1,17 +1,18 @@
 """``pull``: rows over loopback TCP from ``embedrock serve``, against ``MGET`` of Redis.
 
-``redis``: both servers have the same rows, all in memory, one thread, and one connection; they take
-turns. ``pull_vs_redis`` is the rows/s of ``EMB.PULLB`` divided by those of ``MGET`` of Redis, 500
-uniform keys of 128 float32 at a time, one request under way. ``pull_p99_vs_redis`` is the 99th
-percentile of the time of a request, divided likewise. ``pull_cpu_us`` is the server's CPU time per
-row, all its threads, in microseconds. The results have the same with four requests under way, with
-keys that are skewed, for ``MGET`` of our own server, and with a push among 49 pulls (``mixed``).
+``redis``: both servers have the same rows, all in memory, one thread, and one connection; they are
+timed in rounds. ``pull_vs_redis`` is the rows/s of ``EMB.PULLB`` divided by those of ``MGET`` of
+Redis, 500 uniform keys of 128 float32 at a time, one request under way. ``pull_p99_vs_redis`` is
+the 99th percentile of the time of a request, divided likewise. ``pull_cpu_us`` is the server's CPU
+time per row, all its threads, in microseconds. The results have the same with four requests under
+way, with keys that are skewed, for ``MGET`` of our own server, and with a push among 49 pulls
+(``mixed``).
 
 ``gather``: rows of a region of 16 to 2,048 float32, by each way of getting them into a socket.
 
 ``disk``: rows from ``log`` and from frozen ``pages`` with memory for a tenth of the rows, and the
-device alone in turn with them. ``pull_rows_per_core`` is rows per second of the server's CPU time,
-``pull_device_share`` its reads per second divided by the device's own rate, both of ``log``.
+device alone beside them, in rounds. ``pull_rows_per_core`` is rows per second of the server's CPU
+time, ``pull_device_share`` its reads per second divided by the device's own rate, both of ``log``.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from embedrock_lab.bench.serving import capacity, device_alone, with_cache
 from embedrock_lab.bench.wire import (
     TABLE,
     Asked,
-    Contestant,
     Keys,
     Server,
+    System,
     embedrock_server,
     mgets,
     msets,
@@ -63,11 +64,11 @@ MIXED = 50
 DIMS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 GATHERS = ("copy", "vectored", "zerocopy")
 TURN_BYTES = 64 << 20
-"""Bytes of the replies of a turn, where rows are wide."""
+"""Bytes of the replies of a round, where rows are wide."""
 SHARE = 10
 """A cache on disk has room for one row of so many."""
 DEVICE_S = 0.5
-"""Time of a turn of the device alone."""
+"""Time of a round of the device alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ class Options(Common):
     rows: int = option(200_000, "rows of the table")
     dim: int = option(128, "float32 values per row")
     keys: int = option(500, "keys of a request")
-    requests: int = option(400, "requests of a turn")
+    requests: int = option(400, "requests of a round")
     depth: int = option(4, "requests under way in the variants")
     zipf: float = option(0.99, "exponent of skewed keys")
     dims: list[int] = option(DIMS, "values of gathered rows")
@@ -118,7 +119,7 @@ def _all_resident(options: Options) -> int:
 
 
 def _beside_redis(report: Report, options: Options, path: Path) -> None:
-    """Rows in memory, each server in turn."""
+    """Rows in memory, one server after another."""
     rows, dim, budget = options.rows, options.dim, _all_resident(options)
     program = shutil.which(options.redis_server)
     skewed = Zipf(rows, options.zipf, options.seed)
@@ -144,13 +145,13 @@ def _beside_redis(report: Report, options: Options, path: Path) -> None:
                 sides = {"pull": (ours, asked[pulls]), "mget": (ours, asked[mgets])}
                 if theirs is not None:
                     sides["redis"] = (theirs, asked[mgets])
-                _contest(report, options, name, sides, depth)
+                _compare(report, options, name, sides, depth)
         with embedrock_server(path, budget, "--warm", "--writable", "--commit-every", "0") as ours:
             batches = [distinct(options.keys) for _ in range(MIXED)]
             sides = {"pull": (ours, _mixed(batches, dim, pushes, pulls))}
             if theirs is not None:
                 sides["redis"] = (theirs, _mixed(batches, dim, msets, mgets))
-            _contest(report, options, "mixed", sides, 1)
+            _compare(report, options, "mixed", sides, 1)
     found = report.results["uniform"]
     report.figure("pull_cpu_us", found["pull"]["cpu_us_per_row"])
     if theirs is None:
@@ -201,7 +202,7 @@ def _by_gather(report: Report, options: Options, place: Path) -> None:
             asked = [pulls(keys, dim, _of(dim)) for keys in batches]
             sides = {how: (server, asked) for how, server in servers.items()}
             requests = max(8, min(options.requests, TURN_BYTES // (4 * dim * options.keys)))
-            _contest(report, options, f"gather_{dim}", sides, 1, requests=requests)
+            _compare(report, options, f"gather_{dim}", sides, 1, requests=requests)
         for how, server in servers.items():
             lent = int(server.info()["lent_pulls"])
             if (lent > 0) != (how != "copy"):
@@ -230,7 +231,7 @@ def _from_disk(report: Report, options: Options, place: Path) -> None:
         sides = {storage: (server, asked) for storage, server in servers.items()}
         before = {storage: server.counts() for storage, server in servers.items()}
         device = partial(device_alone, reader, DEVICE_S)
-        rounds = _contest(report, options, "disk", sides, options.depth, [device])
+        rounds = _compare(report, options, "disk", sides, options.depth, [device])
         after = {storage: server.counts() for storage, server in servers.items()}
     into = report.results["disk"]
     into["device_reads_per_s"] = rate = rounds.rate(len(sides))
@@ -253,7 +254,7 @@ def _from_disk(report: Report, options: Options, place: Path) -> None:
     report.figure("pull_device_share", into["log"]["device_share"])
 
 
-def _contest(
+def _compare(
     report: Report,
     options: Options,
     name: str,
@@ -262,20 +263,20 @@ def _contest(
     beside: Sequence[Callable[[], Timed]] = (),
     requests: int | None = None,
 ) -> Rounds:
-    """Lets servers take turns, and ``beside`` behind them; what Redis is beaten by, too."""
+    """Lets servers run in rounds, and ``beside`` behind them; what Redis is beaten by, too."""
     report.say(f"{name}: {', '.join(sides)}")
-    contestants = {
-        which: Contestant(server, asked, requests or options.requests, depth)
+    systems = {
+        which: System(server, asked, requests or options.requests, depth)
         for which, (server, asked) in sides.items()
     }
-    for one in contestants.values():
+    for one in systems.values():
         report.results["mismatches"] += one.verify()
-    turns = [one.turn for one in contestants.values()]
-    rounds = interleave([*turns, *beside], options.rounds, options.patience)
+    timed = [one.round for one in systems.values()]
+    rounds = interleave([*timed, *beside], options.rounds, options.patience)
     report.rounds(name, rounds)
     into = report.results.setdefault(name, {})
-    names = list(contestants)
-    for position, (which, one) in enumerate(contestants.items()):
+    names = list(systems)
+    for position, (which, one) in enumerate(systems.items()):
         into[which] = one.summary(rounds, position)
         if "redis" in names and which != "redis":
             into[which]["vs_redis"] = rounds.ratio(position, names.index("redis"))

@@ -42,7 +42,7 @@ from embedrock.trace import Trace
 from embedrock_lab.bench import child
 from embedrock_lab.bench.common import Report, workspace
 from embedrock_lab.bench.options import Common, option, patience_of
-from embedrock_lab.bench.serving import CACHES, LOADS, turn_name
+from embedrock_lab.bench.serving import CACHES, LOADS, round_name
 from embedrock_lab.bench.zipf import Zipf
 from embedrock_lab.measure import machine
 from embedrock_lab.measure.rows import LOAD_ROWS, resident_budget, values_of
@@ -92,8 +92,8 @@ class Options(Common):
     served: int = option(3_000, "most held-out queries that are served")
     warm: int = option(4_000, "most queries before them, which fill the cache")
     threads: list[int] = option([1, 2], "threads that ask")
-    rounds: int = option(3, "turns of each store that is timed")
-    slice: float = option(0.4, "seconds of a turn", metavar="S")
+    rounds: int = option(3, "rounds of each store that is timed")
+    slice: float = option(0.4, "seconds of a round", metavar="S")
     patience: float = patience_of(5.0)
 
 
@@ -342,15 +342,15 @@ def _compare(
     report.results["best"] = chosen
     gain = pages("cache", "union", "partition") / pages("cache", "union", chosen)
     report.figure("serve_replicas_gain", gain)
-    turns = timed["cache"][turn_name("union", options.threads[0])]
-    report.figure("pipeline_throughput", turns[chosen]["rate_versus"]["partition"])
+    rates = timed["cache"][round_name("union", options.threads[0])]
+    report.figure("pipeline_throughput", rates[chosen]["rate_versus"]["partition"])
     _times(report, options, timed, chosen)
     _selection(report, counted, [name for name in counted["c0"] if name.split()[-1] in REPLICAS])
     _sizes(report, found["stores"][chosen])
 
 
 def _times(report: Report, options: Options, timed: dict[str, Any], store: str) -> None:
-    single, union = (timed["cache"][turn_name(load, options.threads[0])][store] for load in LOADS)
+    single, union = (timed["cache"][round_name(load, options.threads[0])][store] for load in LOADS)
     report.figure("serve_p50_us", single["p50_us"])
     report.figure("serve_p99_us", single["p99_us"])
     if union["device_share"] is None:

@@ -1,7 +1,7 @@
 """``staleness``: what relaxing the bound gives and takes, and what keeping to it costs.
 
 ``bookkeeping_uniform`` and ``bookkeeping_skewed``: batches that read their rows and write them back
-(half of the operations each, as YCSB A), with a permit for each batch and without, in turns; the
+(half of the operations each, as YCSB A), with a permit for each batch and without, in rounds; the
 share of the rate that permits take, of rows in half of their memory. Another batch is in flight all
 the time, so that rows are counted; ``_alone`` is without it. ``_resident`` is with all rows in
 memory, where permits weigh more.

@@ -28,9 +28,9 @@ FIGURES = {"rowwise_adagrad": "update_ratio", "adam": "update_ratio_adam"}
 LR = 0.05
 EPS = {"rowwise_adagrad": 1e-10, "adam": 1e-8}
 CALLS = 2
-"""Batches of a contestant before it is the other's turn."""
+"""Batches of a system before the other goes on."""
 GRADIENTS = 4
-"""Different arrays of gradients, used in turn."""
+"""Different arrays of gradients, used one after another."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,9 @@ import numpy as np
 
 import embedrock
 
-__all__ = ["available_memory_bytes", "bytes_read", "bytes_written", "device_facts", "machine_facts"]
-__all__ += ["peak_rss_bytes", "reset_peak_rss", "rss_bytes", "steal_share"]
+__all__ = ["available_memory_bytes", "bytes_read", "bytes_written", "core_wait_share"]
+__all__ += ["device_facts", "machine_facts", "peak_rss_bytes", "reset_peak_rss", "rss_bytes"]
+__all__ += ["steal_share"]
 
 
 def machine_facts() -> dict[str, Any]:
@@ -62,6 +63,12 @@ def reset_peak_rss() -> None:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return
+
+
+def core_wait_share() -> float:
+    """Time that the main thread wanted to run and had no core ÷ time it ran or wanted to."""
+    ran, waited = (int(text) for text in _first_line(Path("/proc/self/schedstat")).split()[:2])
+    return waited / (ran + waited) if ran + waited else 0.0
 
 
 def bytes_read() -> int:

@@ -2,7 +2,7 @@
 
 `embedrock demo` shows two figures of this in two minutes; this bench measures them all. On real
 data (`real`) it trains to the end, with and without keys that occur once, and compares four
-contestants in turns. In Criteo's shape (`shaped`) it does so on a stream that is made.
+systems in rounds. In Criteo's shape (`shaped`) it does so on a stream that is made.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Options(Given):
         None, "threads of PyTorch (1; shaped: 2)", parse=positive, metavar="N"
     )
     seed: int | None = option(None, "seed of rows, weights and samples (0)")
-    rounds: int | None = option(None, "turns of each contestant (3)", parse=positive, metavar="N")
+    rounds: int | None = option(None, "rounds of each system (3)", parse=positive, metavar="N")
     cache_dir: Path | None = option(
         None, "where data is kept and stores are made ($XDG_CACHE_HOME/embedrock)", metavar="DIR"
     )
@@ -88,7 +88,7 @@ class Options(Given):
     )
     optimizer: str | None = option(
         None,
-        "of the tables; with adagrad plain PyTorch is a contestant, too (rowwise_adagrad)",
+        "of the tables; with adagrad plain PyTorch is a system, too (rowwise_adagrad)",
         choices=("rowwise_adagrad", "adagrad"),
         group="in Criteo's shape",
     )
@@ -145,7 +145,7 @@ def run(options: Options) -> dict[str, Any]:
 
 
 def render(whole: dict[str, Any]) -> str:
-    """The report for people: contestants side by side, then notes."""
+    """The report for people: systems side by side, then notes."""
     from embedrock.report import text
     from embedrock_lab.bench.demo import real, shaped
 

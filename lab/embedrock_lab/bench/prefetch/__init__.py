@@ -7,7 +7,7 @@ batches announced, so that it reads beyond the bound too. Counted are samples pe
 of the time in which the loop waits for rows, pages, and the largest staleness of the rows it got.
 
 ``prefetch_speedup_<load>`` is the best rate with arrays alone ÷ that of reading each batch when it
-is its turn; ``held_speedup_<load>`` the same with rows held; ``lookahead_speedup_<load>`` with
+is used; ``held_speedup_<load>`` the same with rows held; ``lookahead_speedup_<load>`` with
 ``--depth`` batches announced, at bound 0, ``both_speedup_<load>`` at the best bound.
 ``lookahead_gain_<bound>_<load>`` is the rate with them ÷ with rows held, at one bound: MLKV finds
 it large at low bounds and small at high ones.

@@ -59,13 +59,13 @@ class Options(Common):
     rows: int = option(1_000_000, "of all 26 tables")
     dim: int = option(64, "values of these rows")
     batch: int = option(1024, "samples of a rank's batch")
-    steps: int = option(24, "batches of a turn")
-    rounds: int = option(5, "turns of each way")
+    steps: int = option(24, "batches of a round")
+    rounds: int = option(5, "rounds of each way")
     exchange_rows: int = option(1_000_000, "of the table of uniform ids")
     exchange_dim: int = option(16, "values of these rows")
     exchange_batch: int = option(4096, "ids of a batch")
     exchange_large: int = option(26 * 1024, "ids of a large one")
-    exchange_ids: int = option(1_000_000, "of a turn")
+    exchange_ids: int = option(1_000_000, "of a round")
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -103,14 +103,18 @@ def _exchange(report: Report, options: Options, one: Team, two: Team) -> None:
         report.say(f"exchanging {batch:,} ids at a time")
         steps = max(2, options.exchange_ids // batch)
 
-        def turn(
+        def timed(
             team: Team, way: str, batch: int = batch, steps: int = steps
         ) -> Callable[[], Timed]:
-            return lambda: _turn(report, team.ask("exchange", way=way, batch=batch, steps=steps))
+            return lambda: _together(
+                report, team.ask("exchange", way=way, batch=batch, steps=steps)
+            )
 
         for team, way in ways.values():
-            turn(team, way)()  # buffers and caches as they will be
-        rounds = interleave([turn(*way) for way in ways.values()], options.rounds, options.patience)
+            timed(team, way)()  # buffers and caches as they will be
+        rounds = interleave(
+            [timed(*way) for way in ways.values()], options.rounds, options.patience
+        )
         report.rounds(figure, rounds)
         rates = {name: rounds.rate(i) / ways[name][0].size for i, name in enumerate(ways)}
         report.figure(figure, rates[TWO])
@@ -126,17 +130,17 @@ def _training(report: Report, options: Options, one: Team, two: Team) -> None:
     teams = {name: one if name == ONE else two for name in WAYS}
     sent: dict[str, float] = {}
 
-    def turn(name: str) -> Callable[[], Timed]:
+    def timed(name: str) -> Callable[[], Timed]:
         def go() -> Timed:
             answers = teams[name].ask("train", way=WAYS[name], steps=options.steps)
             sent[name] = answers[0]["bytes_sent"] / options.steps
-            return _turn(report, answers)
+            return _together(report, answers)
 
         return go
 
     for name in WAYS:
-        turn(name)()
-    rounds = interleave([turn(name) for name in WAYS], options.rounds, options.patience)
+        timed(name)()
+    rounds = interleave([timed(name) for name in WAYS], options.rounds, options.patience)
     report.rounds("ranks_share", rounds)
     for i, (figure, name) in enumerate(
         {
@@ -166,8 +170,8 @@ def _training(report: Report, options: Options, one: Team, two: Team) -> None:
             report.notes.append(f"the ranks do not have the same {what}")
 
 
-class _Turn(Timed):
-    """A turn of all ranks: the time of the one that took longest, the work of all."""
+class _Together(Timed):
+    """A round of all ranks: the time of the one that took longest, the work of all."""
 
     def __init__(self, answers: list[dict[str, Any]]) -> None:
         super().__init__()
@@ -178,13 +182,13 @@ class _Turn(Timed):
         self.cpu_seconds = sum(answer["cpu_seconds"] for answer in answers)
 
 
-def _turn(report: Report, answers: list[dict[str, Any]]) -> Timed:
+def _together(report: Report, answers: list[dict[str, Any]]) -> Timed:
     report.results["mismatches"] += sum(answer["mismatches"] for answer in answers)
-    return _Turn(answers)
+    return _Together(answers)
 
 
-def _per_cpu_second(rounds: Rounds, contestant: int) -> float:
+def _per_cpu_second(rounds: Rounds, system: int) -> float:
     """Work of all ranks for a second of a core that any of their threads used."""
-    turns = [one[contestant] for one in rounds.counted]
-    rates = [one.work / one.cpu_seconds for one in turns if isinstance(one, _Turn)]
+    timed = [one[system] for one in rounds.counted]
+    rates = [one.work / one.cpu_seconds for one in timed if isinstance(one, _Together)]
     return float(statistics.median(rates))

@@ -1,4 +1,4 @@
-"""``race``: one trace on several stores in turn, each in its own process with the same memory.
+"""``race``: one trace on several stores, each in its own process with the same memory.
 
 ``limit_share`` is distinct rows per second times the miss rate of the best possible cache, divided
 by the device's own rate: 1 would be a store that never waits for anything but the reads that nobody

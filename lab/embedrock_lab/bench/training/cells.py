@@ -27,18 +27,18 @@ Cell = dict[str, Any]
 
 
 def rate(cell: Cell, way: str) -> float:
-    """Samples per second: the median of the turns."""
+    """Samples per second: the median of the rounds."""
     return float(statistics.median(cell["ways"][way]["turns"]))
 
 
 def ratio(cell: Cell, way: str, base: str) -> float:
-    """One way's rate ÷ another's: the median of the turns' ratios, which ran one after another."""
-    turns = zip(cell["ways"][way]["turns"], cell["ways"][base]["turns"], strict=True)
-    return float(statistics.median(one / other for one, other in turns))
+    """One way's rate ÷ another's: the median of the rounds' ratios, which ran one after another."""
+    both = zip(cell["ways"][way]["turns"], cell["ways"][base]["turns"], strict=True)
+    return float(statistics.median(one / other for one, other in both))
 
 
 def share(cell: Cell, way: str) -> float:
-    """A way's rate ÷ that of PyTorch in memory, whose turns lay between."""
+    """A way's rate ÷ that of PyTorch in memory, whose rounds lay between."""
     return ratio(cell, way, TORCH)
 
 

@@ -46,8 +46,8 @@ class Options(Common):
     epochs: int = option(60, "passes over the nodes to train on")
     edges: int = option(50_000, "edges to learn of, at most")
     link_epochs: int = option(20, "passes over the edges")
-    steps: int = option(40, "steps of a turn, for the speed")
-    rounds: int = option(5, "turns of each, for the speed")
+    steps: int = option(40, "steps of a round, for the speed")
+    rounds: int = option(5, "rounds of each, for the speed")
     memory: float = option(10.0, "per cent of the rows' bytes")
 
 
@@ -261,7 +261,7 @@ def _without(edges: Any, asked: Any, nodes: int) -> Any:
 
 
 def _speed(report: Report, options: Options, graph: Graph) -> None:
-    """Steps per second with features from a store, and in memory, in turns."""
+    """Steps per second with features from a store, and in memory, in rounds."""
     assert graph.features is not None
     report.say(f"speed: {graph.num_nodes:,} nodes of {graph.features.shape[1]} features")
     needed = 3 * graph.features.nbytes + (64 << 20)

@@ -45,8 +45,8 @@ class ComplEx(nn.Module):  # type: ignore[misc]
         ends = self.entities(torch.cat([heads, tails, others]))  # one call reads all of them
         head, tail, other = ends.split([len(heads), len(tails), len(others)])
         real, imaginary = head.chunk(2, 1)
-        turn, shift = self.relations(relations).chunk(2, 1)
-        query = torch.cat([real * turn - imaginary * shift, real * shift + imaginary * turn], 1)
+        cosine, sine = self.relations(relations).chunk(2, 1)
+        query = torch.cat([real * cosine - imaginary * sine, real * sine + imaginary * cosine], 1)
         return torch.cat([(query * tail).sum(1, keepdim=True), query @ other.T], 1)
 
     def keys_of(self, batch: tuple[Tensor, ...]) -> dict[Any, Any]:

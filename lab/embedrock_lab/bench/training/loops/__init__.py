@@ -5,15 +5,16 @@ ComplEx with shared negatives, GRU4Rec, GraphSAGE with rows that are trained and
 are only read, DLRM on samples in Criteo's shape. Each at 10, 30 and 130 % memory (of the bytes of
 all rows with their optimizer's state; the smallest budget that works where that is more), beside 0,
 1 and 2 loops of another process at nice 10, in four ways: PyTorch with all rows in memory, a plain
-loop over a store, with ``LookaheadLoader``, with ``Pipeline`` around that. The four take turns in
-one process with one thread of PyTorch; a turn is a pass over batches that are new. Medians count.
+loop over a store, with ``LookaheadLoader``, with ``Pipeline`` around that. The four train in
+rounds, in one process with one thread of PyTorch; a round is a pass over batches that are new.
+Medians count.
 
 Losses over stores have to be the same bits, those in memory nearly the same: each batch whose loss
 is another is a mismatch.
 
 ``lookahead_min`` is the smallest look-ahead ÷ plain loop of all cells; a cell whose difference is
-less than the spread of its turns counts as held, with 0.9 at least. ``pipeline_min`` is the same of
-the pipeline, ``..._unexcused`` without that rule. ``lookahead_130`` is the smallest look-ahead ÷
+less than the spread of its rounds counts as held, with 0.9 at least. ``pipeline_min`` is the same
+of the pipeline, ``..._unexcused`` without that rule. ``lookahead_130`` is the smallest look-ahead ÷
 plain loop at 130 % with nothing beside, ``resident_vs_torch`` the smallest plain loop ÷ PyTorch
 there. ``<load>_<memory>`` is the plain loop ÷ PyTorch in memory with nothing beside,
 ``<load>_<memory>_lookahead`` that of look-ahead. Beside each cell stands what bounds it, as
@@ -67,10 +68,10 @@ class Options(Common):
     memory: list[float] = option(MEMORY, "per cent of the rows' bytes, listed", parse=listed(float))
     busy: list[int] = option(BUSY, "loops beside the training, listed", parse=listed(int))
     turns: int = option(3, "of each way (default: %(default)s)")
-    steps: int | None = option(None, "batches of a turn (default: the load's own)")
+    steps: int | None = option(None, "batches of a round (default: the load's own)")
     first_steps: int = option(
         FIRST_STEPS,
-        "batches of a first turn, which does not count, at least (default: %(default)s)",
+        "batches of a first round, which does not count, at least (default: %(default)s)",
     )
     threads: int = option(1, "of PyTorch (default: %(default)s)")
     announce_all: bool = option(

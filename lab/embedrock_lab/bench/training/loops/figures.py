@@ -18,15 +18,15 @@ RESIDENT = 100.0
 """Memory in per cent from which on all rows may fit."""
 
 
-def spread(turns: Sequence[float]) -> float:
-    """How far turns lie apart."""
-    return max(turns) - min(turns)
+def spread(rates: Sequence[float]) -> float:
+    """How far rates lie apart."""
+    return max(rates) - min(rates)
 
 
-def held_ratio(turns: Sequence[float], plain: Sequence[float]) -> float:
-    """The median of the turns' ratios; at least ``BAR`` where noise explains the difference.
+def held_ratio(rates: Sequence[float], plain: Sequence[float]) -> float:
+    """The median of the rounds' ratios; at least ``BAR`` where noise explains the difference.
 
-    It does where the medians differ by less than turns of one way do. Of the two spreads the
+    It does where the medians differ by less than rounds of one way do. Of the two spreads the
     smaller counts: noise of the machine meets both ways, and one that is unsteady by itself is not
     excused by that.
 
@@ -37,9 +37,9 @@ def held_ratio(turns: Sequence[float], plain: Sequence[float]) -> float:
     >>> held_ratio([20, 30, 110], [100, 100, 102])
     0.3
     """
-    found = statistics.median(one / other for one, other in zip(turns, plain, strict=True))
-    apart = abs(statistics.median(turns) - statistics.median(plain))
-    if apart < min(spread(turns), spread(plain)):
+    found = statistics.median(one / other for one, other in zip(rates, plain, strict=True))
+    apart = abs(statistics.median(rates) - statistics.median(plain))
+    if apart < min(spread(rates), spread(plain)):
         found = max(found, BAR)
     return round(found, 4)
 

@@ -18,7 +18,7 @@ OVER_STORES = {PLAIN: "plain", LOOKAHEAD: "look-ahead", PIPELINE: "pipeline"}
 def markdown(cells: Sequence[Cell]) -> str:
     """A table for each number of busy loops, with a line for each load and memory.
 
-    >>> ways = {way: {"turns": [turn]} for way, turn in
+    >>> ways = {way: {"turns": [rate]} for way, rate in
     ...         [("torch", 200), ("plain", 100), ("lookahead", 150), ("pipeline", 120)]}
     >>> cell = {"load": "dlrm", "memory": 10, "busy": 2, "ways": ways, "raised": False}
     >>> cell |= {"bound": {"by": "cores", "samples_per_s": 180}}

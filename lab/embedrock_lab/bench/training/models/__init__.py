@@ -2,7 +2,7 @@
 
 Each model trains one loop over one data set: a plain loop over a store, one with look-ahead, and
 its twin in memory with ``torch.nn.EmbeddingBag`` or ``Embedding``, the same first rows and weights,
-batches and optimizers, in turns in one process. Memory is per cent of the bytes of all rows with
+batches and optimizers, in rounds in one process. Memory is per cent of the bytes of all rows with
 their optimizer's state; of rows alone where a model is only asked.
 
 ``speed_vs_memory_<model>_<memory>`` is look-ahead ÷ memory, ``..._without_lookahead`` the plain
@@ -57,7 +57,7 @@ class Options(PeerOptions):
     rows: int = option(500_000, "rows of tables of made samples")
     dim: int = option(32, "float32 values of a vector")
     batch: int = option(512, "samples of a batch")
-    steps: int = option(24, "batches of a turn")
+    steps: int = option(24, "batches of a round")
     turns: int = option(3, "of each way")
     first_steps: int = option(96, "batches that fill caches and do not count")
     checked_steps: int = option(50, "batches before, compared with the twin's")

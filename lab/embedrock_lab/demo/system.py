@@ -1,7 +1,7 @@
-"""One side of the comparison of speeds, in a process of its own, which trains when it is its turn.
+"""One side of the comparison of speeds, in a process of its own, which trains when it is told.
 
-Before its first turn every row is written, with values and state that are not the initial ones,
-committed and reopened; rows that fit into memory are read, and some steps are trained. A turn
+Before its first round every row is written, with values and state that are not the initial ones,
+committed and reopened; rows that fit into memory are read, and some steps are trained. A round
 trains a fixed number of steps on batches that are made before its clock starts. Rows that changed
 and leave memory are written within it; a commit after it is timed apart.
 """
@@ -26,9 +26,10 @@ from embedrock.store import Store
 from embedrock.training import engine
 from embedrock.training.history import History
 from embedrock.training.trainer import Trainer
-from embedrock_lab.demo import models, process, stores
+from embedrock_lab.demo import models, stores
 from embedrock_lab.demo.paths import EMBEDROCK, LOOK_AHEAD, PLAIN_TORCH, WHOLE_AHEAD, WHOLE_BUDGET
 from embedrock_lab.demo.settings import Keys, Settings, ShapedSettings
+from embedrock_lab.measure import machine
 from embedrock_lab.measure.noise import Timed
 
 _EVALUATION_BATCH = 1024
@@ -40,31 +41,29 @@ _DRAWN_BEYOND = 8
 
 
 def serve(settings: Settings, name: str, sink: JsonLines, commands: TextIO) -> dict[str, Any]:
-    """Writes all rows, then does what each line says, and answers: `warm up`, `turn` as often as
+    """Writes all rows, then does what each line says, and answers: `warm up`, `round` as often as
     it comes, and `finish`, after which the rest is returned."""
     torch.set_num_threads(settings.threads)
     with contextlib.ExitStack() as stack:
-        contestant = _Contestant(settings, name, sink, stack)
+        system = _System(settings, name, sink, stack)
         sink.send({"answer": {}})
         for line in commands:
             command = line.strip()
             if command == "finish":
-                return contestant.finish()
-            sink.send(
-                {"answer": contestant.warm_up() if command == "warm up" else contestant.turn()}
-            )
-    raise embedrock.errors.MisuseError("the other end closed before the contest was over")
+                return system.finish()
+            sink.send({"answer": system.warm_up() if command == "warm up" else system.round()})
+    raise embedrock.errors.MisuseError("the other end closed before the comparison was over")
 
 
-class _Contestant:
+class _System:
     def __init__(
         self, settings: Settings, name: str, sink: Sink, stack: contextlib.ExitStack
     ) -> None:
         self._settings, self._name, self._sink = settings, name, sink
         self._store: Store | None = None
-        self._dataset, keys = settings.contest_data(name == PLAIN_TORCH)
+        self._dataset, keys = settings.compared_data(name == PLAIN_TORCH)
         self._losses: list[float] = []
-        self._turns = 0
+        self._rounds = 0
         if name == PLAIN_TORCH:
             self._trainer = _in_memory(settings, self._dataset, keys, sink, name)
         else:
@@ -72,7 +71,7 @@ class _Contestant:
             budget = "100%" if whole else settings.memory
             with stores.open_store(settings, name, budget) as store:
                 stores.write_rows(settings, store, self._dataset.features, keys, sink, name)
-            process.reset_peak()
+            machine.reset_peak_rss()
             self._store = stack.enter_context(stores.open_store(settings, name, budget))
             self._trainer = models.over_store(settings, self._store, self._dataset)
             if whole:
@@ -87,7 +86,7 @@ class _Contestant:
         if self._looks_ahead:
             model = self._trainer.model
             keys_of = model.embeddings.keys_of
-            # The bench's turns are too short to see where look-ahead pays: who is there to show
+            # The bench's rounds are too short to see where look-ahead pays: who is there to show
             # what it gives announces everything.
             announce = True if name == LOOK_AHEAD else None
             self._loader = embedrock.LookaheadLoader(
@@ -98,7 +97,7 @@ class _Contestant:
 
     def warm_up(self) -> dict[str, Any]:
         """The steps before the clock starts."""
-        warm_up, _ = self._settings.contest_steps(self._dataset)
+        warm_up, _ = self._settings.steps_of_rounds(self._dataset)
         if self._name == PLAIN_TORCH and self._settings.torch_warm_up is not None:
             warm_up = self._settings.torch_warm_up
         self._make(warm_up)
@@ -110,16 +109,16 @@ class _Contestant:
         self._rest()
         return {"steps": len(self._losses), "commit_s": self._commit()}
 
-    def turn(self) -> dict[str, Any]:
+    def round(self) -> dict[str, Any]:
         """Some timed steps; afterwards, the device's rate."""
-        _, steps = self._settings.contest_steps(self._dataset)
+        _, steps = self._settings.steps_of_rounds(self._dataset)
         self._make(steps)
         before, spent = self._counters(), self._trainer.seconds.copy()
         timed = Timed()
         samples = 0
-        self._turns += 1
+        self._rounds += 1
         waited = self._waited_s()
-        with Task(self._sink, f"{self._name}: turn {self._turns}", steps) as task:
+        with Task(self._sink, f"{self._name}: round {self._rounds}", steps) as task:
             self._history.resume()
             with timed:
                 if self._loader is not None and self._store is not None:
@@ -151,14 +150,14 @@ class _Contestant:
         return answer
 
     def finish(self) -> dict[str, Any]:
-        """What is left to say when all turns are over."""
+        """What is left to say when all rounds are over."""
         if self._loader is not None and self._store is not None:
             window = self._store.window.stats()
             self._store.window.resume()
             self._loader.close()
         result: dict[str, Any] = {"steps": len(self._losses), "losses": self._losses}
         result["history"] = self._history.points()
-        result["peak_rss_bytes"] = process.peak_rss_bytes()
+        result["peak_rss_bytes"] = machine.peak_rss_bytes()
         last = self._settings.last_checks
         if last and isinstance(self._settings, ShapedSettings):
             with Task(self._sink, f"{self._name}: evaluating", self._settings.test_samples):
@@ -177,8 +176,8 @@ class _Contestant:
         """Makes the batches of so many steps, and those that are announced behind them."""
         ahead = _DEPTH + _DRAWN_BEYOND if self._looks_ahead else 0
         missing = steps + ahead - len(self._made)
-        if self._looks_ahead and self._turns:
-            missing = steps  # those behind them were announced in the turn before
+        if self._looks_ahead and self._rounds:
+            missing = steps  # those behind them were announced in the round before
         self._made.extend(islice(self._source, max(missing, 0)))
 
     def _given(self) -> Iterator[Batch]:
@@ -187,7 +186,7 @@ class _Contestant:
             yield self._made.popleft() if self._made else next(self._source)
 
     def _rest(self) -> None:
-        """The end of a turn: what others measure must not be disturbed."""
+        """The end of a round: what others measure must not be disturbed."""
         self._history.pause()
         if self._loader is not None and self._store is not None:
             self._store.window.pause()
