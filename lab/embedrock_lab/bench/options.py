@@ -42,7 +42,6 @@ def option(
     parse: Callable[[str], Any] | None = None,
     flag: str | None = None,
     positional: bool = False,
-    group: str | None = None,
 ) -> Any:
     """A field that is an option of the same name, or of the name ``flag``.
 
@@ -56,7 +55,7 @@ def option(
         "nargs": nargs,
         "type": parse,
     }
-    about = {"given": given, "flag": flag, "positional": positional, "group": group}
+    about = {"given": given, "flag": flag, "positional": positional}
     if isinstance(default, list):
         return field(default_factory=partial(list, default), metadata=about)
     return field(default=default, metadata=about)
@@ -73,6 +72,8 @@ class Given:
 
     FORMATTER: ClassVar[type[argparse.HelpFormatter]] = argparse.ArgumentDefaultsHelpFormatter
     """How help is shown: with the default of every option."""
+    GROUP: ClassVar[str | None] = None
+    """Under which title the options of this class are shown, not those of its bases."""
 
     json: Path | None = option(None, "write the report to this file")
     all: bool = option(False, "run the variants too")
@@ -90,17 +91,17 @@ class Common(Given):
 def add_options(parser: argparse.ArgumentParser, kind: type[Given]) -> None:
     """Adds an option for every field: the class's own first, then those of its bases."""
     hints = typing.get_type_hints(kind)
-    groups: dict[str, Any] = {}
-    for one in _in_order(kind):
-        about = one.metadata
-        title = about["group"]
-        if title is not None and title not in groups:
-            groups[title] = parser.add_argument_group(title)
-        name = one.name if about["positional"] else f"--{one.name.replace('_', '-')}"
-        taken = _taken(hints[one.name], one)
-        if about["flag"]:
-            name, taken["dest"] = about["flag"], one.name
-        (groups.get(title) or parser).add_argument(name, **taken)
+    known = {one.name: one for one in fields(kind)}
+    for owner in kind.__mro__:
+        own = [known.pop(name) for name in inspect.get_annotations(owner) if name in known]
+        title = owner.__dict__.get("GROUP")
+        group = parser.add_argument_group(title) if own and title else parser
+        for one in own:
+            about, taken = one.metadata, _taken(hints[one.name], one)
+            name = one.name if about["positional"] else f"--{one.name.replace('_', '-')}"
+            if about["flag"]:
+                name, taken["dest"] = about["flag"], one.name
+            group.add_argument(name, **taken)
 
 
 def of_arguments(kind: type[_G], arguments: argparse.Namespace) -> _G:
@@ -135,13 +136,6 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
     return value
-
-
-def _in_order(kind: type[Given]) -> list[Field[Any]]:
-    """The fields of a class before those of its bases."""
-    known = {one.name: one for one in fields(kind)}
-    names = [name for one in kind.__mro__ for name in inspect.get_annotations(one)]
-    return [known[name] for name in dict.fromkeys(names) if name in known]
 
 
 def _taken(hint: Any, one: Field[Any]) -> dict[str, Any]:

@@ -33,10 +33,52 @@ def _rows(text: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Given):
+class _OnRealData(Given):
+    GROUP: ClassVar[str | None] = "on real data"
+
+    data: Path | None = option(
+        None,
+        "your own data instead of MovieLens-100K: a Criteo file, or what --format says",
+        metavar="FILE",
+    )
+    format: str | None = option(
+        None, "of --data (criteo)", choices=("criteo", "avazu", "movielens")
+    )
+    epochs: int | None = option(None, "passes over the data (3)", parse=positive, metavar="N")
+    skip_bad_lines: bool | None = option(None, "count malformed lines and go on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _InShape(Given):
+    GROUP: ClassVar[str | None] = "in Criteo's shape"
+
+    criteo_shaped: bool = option(False, "the stream instead of real data")
+    rows: int | None = option(
+        None,
+        'rows of all tables, "full" for all 33,762,577 of Criteo Kaggle (4,000,000)',
+        parse=_rows,
+        metavar="N",
+    )
+    samples: int | None = option(
+        None,
+        "training samples; the first half is not timed (614,400)",
+        parse=positive,
+        metavar="N",
+    )
+    embedding_dim: int | None = option(None, "values per row (64)", parse=positive, metavar="N")
+    optimizer: str | None = option(
+        None,
+        "of the tables; with adagrad plain PyTorch is a system, too (rowwise_adagrad)",
+        choices=("rowwise_adagrad", "adagrad"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(_OnRealData, _InShape):
     """What this bench runs with. None stands for the default that the help names."""
 
     FORMATTER: ClassVar[type[argparse.HelpFormatter]] = argparse.RawDescriptionHelpFormatter
+    GROUP: ClassVar[str | None] = None
 
     memory: str | None = option(None, 'memory for tables, "10%%" or "64MiB" (10%%)')
     threads: int | None = option(
@@ -51,47 +93,6 @@ class Options(Given):
         None, "write the report to this file, and HTML beside", metavar="FILE"
     )
     keep: bool = option(False, "do not remove the stores at the end")
-    data: Path | None = option(
-        None,
-        "your own data instead of MovieLens-100K: a Criteo file, or what --format says",
-        metavar="FILE",
-        group="on real data",
-    )
-    format: str | None = option(
-        None, "of --data (criteo)", choices=("criteo", "avazu", "movielens"), group="on real data"
-    )
-    epochs: int | None = option(
-        None, "passes over the data (3)", parse=positive, metavar="N", group="on real data"
-    )
-    skip_bad_lines: bool | None = option(
-        None, "count malformed lines and go on", group="on real data"
-    )
-    criteo_shaped: bool = option(
-        False, "the stream instead of real data", group="in Criteo's shape"
-    )
-    rows: int | None = option(
-        None,
-        'rows of all tables, "full" for all 33,762,577 of Criteo Kaggle (4,000,000)',
-        parse=_rows,
-        metavar="N",
-        group="in Criteo's shape",
-    )
-    samples: int | None = option(
-        None,
-        "training samples; the first half is not timed (614,400)",
-        parse=positive,
-        metavar="N",
-        group="in Criteo's shape",
-    )
-    embedding_dim: int | None = option(
-        None, "values per row (64)", parse=positive, metavar="N", group="in Criteo's shape"
-    )
-    optimizer: str | None = option(
-        None,
-        "of the tables; with adagrad plain PyTorch is a system, too (rowwise_adagrad)",
-        choices=("rowwise_adagrad", "adagrad"),
-        group="in Criteo's shape",
-    )
 
 
 def run(options: Options) -> dict[str, Any]:

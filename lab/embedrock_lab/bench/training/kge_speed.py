@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ from embedrock_lab.bench.options import Common, option
 
 __all__ = ["Options", "measure", "power_graph"]
 
-GROUP = "speed on the graph 'power'"
 SHARES = (25, 10)
 RELATIONS = 16
 FILLED_ROWS = 1 << 16
@@ -32,14 +31,16 @@ FILLED_ROWS = 1 << 16
 class Options(Common):
     """What this part runs with."""
 
-    power_entities: int = option(1_000_000, "of the graph", group=GROUP)
-    power_edges: int = option(4_000_000, "of an epoch", group=GROUP)
-    power_dim: int = option(32, "values per entity", group=GROUP)
-    power_batch: int = option(20_000, "edges a step", group=GROUP)
-    power_negatives: int = option(200, "shared by a step", group=GROUP)
-    power_exponent: float = option(0.8, "of degree by rank", group=GROUP)
-    power_order: str = option("beta", "of partitions", choices=("beta", "comet"), group=GROUP)
-    power_resident: float = option(0.0, "share of rows that stay", group=GROUP)
+    GROUP: ClassVar[str | None] = "speed on the graph 'power'"
+
+    power_entities: int = option(1_000_000, "of the graph")
+    power_edges: int = option(4_000_000, "of an epoch")
+    power_dim: int = option(32, "values per entity")
+    power_batch: int = option(20_000, "edges a step")
+    power_negatives: int = option(200, "shared by a step")
+    power_exponent: float = option(0.8, "of degree by rank")
+    power_order: str = option("beta", "of partitions", choices=("beta", "comet"))
+    power_resident: float = option(0.0, "share of rows that stay")
 
 
 def power_graph(entities: int, edges: int, exponent: float, seed: int) -> npt.NDArray[np.int32]:
