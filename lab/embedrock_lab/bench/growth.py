@@ -25,7 +25,7 @@ from embedrock_lab.bench.options import Common, option
 from embedrock_lab.bench.plots import pyplot_or_note, save
 from embedrock_lab.bench.zipf import Zipf
 from embedrock_lab.measure import machine
-from embedrock_lab.measure.rows import LOAD_ROWS, ranges, values_of
+from embedrock_lab.measure.rows import LOAD_ROWS, fill, ranges, values_of
 
 __all__ = ["Options", "run"]
 
@@ -100,8 +100,7 @@ def load(store: str, rows: int, dim: int) -> None:
     """Writes every row and commits. Runs in a child process."""
     with embedrock.open(store, rows * 4 + LOAD_CACHE_BYTES) as opened:
         table = opened.table("rows", dim, rows, optimizer="none")
-        for keys in ranges(rows, LOAD_ROWS):
-            table.put(keys, values_of(keys, dim), reset_state=True)
+        fill(table, rows)
         opened.commit(0)
 
 

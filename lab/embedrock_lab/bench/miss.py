@@ -27,7 +27,7 @@ from embedrock_lab.bench.common import Report, workspace
 from embedrock_lab.bench.options import Common, option, patience_of
 from embedrock_lab.measure import machine
 from embedrock_lab.measure.noise import Rounds, Timed, interleave
-from embedrock_lab.measure.rows import fill, mismatches, resident_budget
+from embedrock_lab.measure.rows import fill, least_budget, mismatches, resident_budget
 
 __all__ = ["Options", "run"]
 
@@ -36,7 +36,6 @@ DEVICE_DEPTH = 64
 """What `device rate` means when nothing else is said."""
 TRIES = 6
 """Openings until the budget keeps the wanted share of rows in memory."""
-RSS_SLACK_BYTES = 16 << 20
 STATE_ROWS = 4096
 """Rows whose optimizer state is read and verified too."""
 
@@ -144,7 +143,8 @@ def measure(
         bench.verify_state()
         answer = bench.answer(found)
         answer["device_rate_4096_64"] = statistics.median(one.rate for one in usual)
-        answer.update(_memory(opened, budget, rss_before))
+        answer["memory"] = machine.memory_facts(opened, budget, rss_before)
+        answer["device"] = machine.device_facts(opened)
     return answer
 
 
@@ -162,7 +162,7 @@ def _budget_for(store: str, wanted: int, io: str, merge_reads: bool) -> int:
         try:
             opened = _open(store, budget, io, merge_reads)
         except embedrock.errors.BudgetError as error:
-            budget = int(str(error).rsplit("memory=", 1)[1])
+            budget = least_budget(error)
             continue
         with opened:
             opened.table("rows").get(np.arange(1))
@@ -172,20 +172,6 @@ def _budget_for(store: str, wanted: int, io: str, merge_reads: bool) -> int:
             return budget
         budget += int((wanted - found) * facts["cache_bytes"] / max(found, 1))
     raise RuntimeError(f"memory={budget} keeps {found} rows, wanted {wanted}")
-
-
-def _memory(opened: embedrock.Store, budget: int, rss_before: int) -> dict[str, Any]:
-    facts = opened.stats()
-    grown = machine.peak_rss_bytes() - rss_before
-    return {
-        "memory": {
-            "budget_bytes": budget,
-            **facts["memory"],
-            "peak_rss_grown_bytes": grown,
-            "within_budget": grown <= 1.05 * budget + RSS_SLACK_BYTES,
-        },
-        "device": machine.device_facts(opened),
-    }
 
 
 class _Bench:

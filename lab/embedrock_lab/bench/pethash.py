@@ -252,7 +252,7 @@ class _Bench:
 
     def _open(self, file: Path, rows: int, *, pushes: int = 0, put: bool = False) -> dict[str, Any]:
         """Opens it in a process of its own, without any page of it in memory."""
-        forget_pages(file)
+        machine.forget_pages(file)
         self.report.say(f"opening {rows:,} rows{' after a kill' * (pushes > 0)}")
         self.openings += 1
         asked = {
@@ -278,16 +278,6 @@ class _Bench:
             while program.listen()["acknowledged"] < self.options.pushes:
                 pass
             return 1e3 * (time.perf_counter() - begin) / float(max(self.options.pushes - 1, 1))
-
-
-def forget_pages(file: Path) -> None:
-    """Writes a file's pages to the device and drops them from memory; nobody may map it."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
 
 
 def _median(answers: list[dict[str, Any]], what: str) -> float:

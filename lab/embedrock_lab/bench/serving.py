@@ -23,7 +23,7 @@ from embedrock.errors import BudgetError, MisuseError
 from embedrock.trace import Trace
 from embedrock_lab.measure import machine
 from embedrock_lab.measure.noise import Timed, interleave
-from embedrock_lab.measure.rows import mismatches
+from embedrock_lab.measure.rows import least_budget, mismatches
 
 __all__ = ["CACHES", "LOADS", "Request", "capacity", "device_alone", "requests_of", "serve"]
 __all__ += ["round_name", "with_cache"]
@@ -360,7 +360,7 @@ def _reader(path: str, budget: int, first: Request) -> embedrock.Store:
         except BudgetError as error:
             if store is not None:
                 store.close()
-            least = int(str(error).rsplit("memory=", 1)[1])
+            least = least_budget(error)
             if least <= budget:
                 raise
             budget = least

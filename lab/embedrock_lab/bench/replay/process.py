@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from embedrock_lab.bench.replay.limit import MemoryLimit
+from embedrock_lab.measure.machine import forget_pages
 
 __all__ = ["OURS", "PEERS", "SystemFailed", "describe", "load", "run"]
 
@@ -50,7 +51,9 @@ def load(command: list[str], settings: dict[str, Any]) -> dict[str, Any]:
     )
     if done.returncode != 0:
         raise SystemFailed(_last_line(done.stderr))
-    _drop_page_cache(Path(settings["place"]))
+    for file in Path(settings["place"]).rglob("*"):
+        if file.is_file():
+            forget_pages(file)  # page cache that loading left would be charged to nobody
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 
@@ -113,18 +116,6 @@ def _enter(limit: MemoryLimit) -> Any:
         limit.add(os.getpid())
 
     return enter
-
-
-def _drop_page_cache(place: Path) -> None:
-    """Page cache that loading left would be charged to nobody."""
-    for file in place.rglob("*"):
-        if file.is_file():
-            descriptor = os.open(file, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
 
 
 def _last_line(text: str) -> str:

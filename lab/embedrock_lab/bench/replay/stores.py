@@ -12,7 +12,7 @@ import numpy.typing as npt
 import embedrock
 from embedrock_lab.bench.replay.workload import EPS, GRADIENT, LR, Mode
 from embedrock_lab.measure import machine
-from embedrock_lab.measure.rows import ranges, resident_budget, values_of
+from embedrock_lab.measure.rows import fill, ranges, resident_budget, values_of
 
 __all__ = ["STORES", "Embedrock", "System", "Torch"]
 
@@ -20,7 +20,6 @@ Floats = npt.NDArray[np.float32]
 Keys = npt.NDArray[np.int64]
 
 LOAD_ROWS = 1 << 18
-RSS_SLACK_BYTES = 16 << 20
 DEVICE_BYTES, DEVICE_DEPTH = 4096, 64
 """What `device rate` means (docs/benchmarks.md)."""
 
@@ -89,8 +88,7 @@ class Embedrock:
         with embedrock.open(settings["place"], budget, **options) as store:
             optimizer = "rowwise_adagrad" if mode.optimizer else "none"
             table = store.table("rows", dim, rows, optimizer=optimizer)
-            for keys in ranges(rows, LOAD_ROWS):
-                table.put(keys, values_of(keys, dim), reset_state=True)
+            fill(table, rows)
             store.commit(1)
             facts = store.stats()
         return {"disk_bytes": facts["disk_bytes"], "bytes_written": facts["bytes_written"]}
@@ -142,16 +140,9 @@ class Embedrock:
         facts, before = self._after or self._store.stats(), self._before
         counted = {name: facts[name] - before[name] for name in COUNTERS}
         one = facts["classes"][0]
-        grown = machine.peak_rss_bytes() - self._rss_before
-        memory = {
-            **facts["memory"],
-            "budget_bytes": self._budget,
-            "peak_rss_grown_bytes": grown,
-            "within_budget": grown <= 1.05 * self._budget + RSS_SLACK_BYTES,
-        }
         answer: dict[str, Any] = {
             "counted": counted,
-            "memory": memory,
+            "memory": machine.memory_facts(self._store, self._budget, self._rss_before),
             "store": {name: one[name] for name in CLASS_FACTS},
             "device": machine.device_facts(self._store),
             "device_rate": statistics.median(self._rates) if self._rates else None,

@@ -19,6 +19,7 @@ from embedrock.training.embeddings import (
     StoreEmbeddings,
 )
 from embedrock_lab.bench.training.load import Floats, Load, Shape
+from embedrock_lab.measure.rows import least_budget
 
 __all__ = ["InMemory", "InStore", "fill", "open_least"]
 
@@ -110,7 +111,7 @@ def open_least(load: Load, path: Path, memory_bytes: int) -> tuple[embedrock.Sto
             for name in load.tables:
                 store.table(name).get([0])
         except embedrock.errors.BudgetError as error:
-            memory_bytes = int(str(error).rsplit("memory=", 1)[1])
+            memory_bytes = least_budget(error)
             continue
         return store, memory_bytes
     raise RuntimeError(f"{path}: memory={memory_bytes} is refused like all smaller ones")
