@@ -28,7 +28,7 @@ const WRITE_BYTES: usize = 256 << 10;
 /// Rows that a step writes, about.
 const ROWS_PER_STEP: usize = 16_384;
 
-/// How far a freeze is.
+/// The progress of a freeze.
 enum Stage {
     /// Rows come.
     Taking,
@@ -134,7 +134,7 @@ impl StorageFreeze for Lsm {
 }
 
 impl FreezeUnit {
-    /// What was done, once `step` has said that all is.
+    /// The result, once `step` has reported that all is done.
     ///
     /// # Panics
     /// Before that.
