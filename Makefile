@@ -81,6 +81,7 @@ nightly: export EMBEDROCK_CUTS := 1
 nightly: export EMBEDROCK_SEEDS := 6
 nightly: export EMBEDROCK_KILLS := 50
 nightly: export EMBEDROCK_FUZZ := 400
+nightly: export EMBEDROCK_FORKS := 200
 nightly: ## Run all there is, with every power cut and many seeds: checks, tests, contests, adapters, the site
 	$(MAKE) --no-print-directory test
 	$(MAKE) --no-print-directory contests

@@ -264,7 +264,11 @@ class _Target:
         with self._lock:
             if self._descriptor is None:
                 with file_errors(self.path):
-                    self._descriptor = self._place.open(self.file.name, _OPEN)
+                    try:
+                        self._descriptor = self._place.open(self.file.name, _OPEN)
+                    except FileNotFoundError:
+                        self._place.expect_ours()  # its folder was removed meanwhile
+                        raise
             return self._descriptor
 
     def done(self) -> None:
