@@ -291,7 +291,7 @@ pub(super) fn open(
     }
     if padding.iter().any(|byte| *byte != 0) {
         let (from, until) = (HEADER_BYTES as u64, shape.page_bytes as u64);
-        return Err(damaged(&name, from, until, "bytes behind the header are not zero"));
+        return Err(damaged(&name, from, until, "bytes after the header are not zero"));
     }
     let footer_at = (u64::from(facts.pages) + 1) * shape.page_bytes as u64;
     if bytes.checked_sub(footer_at).is_none_or(|padded| padded < word(&header, 80)) {
@@ -357,7 +357,7 @@ fn check_header(
         let found = word(header, at);
         if found != expected {
             return refuse(&format!(
-                "the {what} is {found:#x}, expected {expected:#x}: another file lies in its place"
+                "the {what} is {found:#x}, expected {expected:#x}: another file is in its place"
             ));
         }
     }

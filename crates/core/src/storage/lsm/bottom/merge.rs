@@ -340,7 +340,7 @@ impl<C: Changes> Merge<C> {
     /// be abandoned, all else is `Poisoned`.
     pub fn step(&mut self) -> Result<bool> {
         if self.failed {
-            bail!(Poisoned, "merge {} goes on after an error; abandon it", self.plan.merge);
+            bail!(Poisoned, "merge {} continues after an error; abandon it", self.plan.merge);
         }
         if self.done {
             return Ok(false);

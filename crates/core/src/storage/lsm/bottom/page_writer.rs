@@ -143,7 +143,7 @@ impl PageWriter {
     /// `Poisoned` after an error.
     pub(super) fn check_sound(&self) -> Result<()> {
         if self.failed {
-            bail!(Poisoned, "{} goes on after an error; abandon it", self.file.name());
+            bail!(Poisoned, "{} continues after an error; abandon it", self.file.name());
         }
         Ok(())
     }

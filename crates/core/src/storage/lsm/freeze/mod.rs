@@ -247,7 +247,7 @@ impl Unit for FreezeUnit {
             Stage::Taking => self.begin_writing().map(|()| true),
             Stage::Writing { .. } => self.write_on(),
             Stage::Done(_) => Ok(false),
-            Stage::Failed => bail!(Poisoned, "a freeze goes on after an error; abandon it"),
+            Stage::Failed => bail!(Poisoned, "a freeze continues after an error; abandon it"),
         };
         self.busy += begun.elapsed();
         goes_on
