@@ -20,8 +20,8 @@ from embedrock import _core
 from embedrock.data.csv import LABELS, number_of, numbers_of_pieces
 from embedrock.data.memory import Column
 
-__all__ = ["Keys", "bags", "expected_of", "ids", "is_text", "keys", "kind_of", "labels", "numbers"]
-__all__ += ["value_kind"]
+__all__ = ["Keys", "bags", "expected_of", "ids", "is_coded_list", "is_measure", "is_text"]
+__all__ += ["keys", "kind_of", "labels", "numbers", "value_kind"]
 
 Keys: TypeAlias = NDArray[np.int64]
 
@@ -67,9 +67,20 @@ def value_kind(kind: Any) -> tuple[Any, bool]:
     return kind, False
 
 
+def is_measure(kind: Any) -> bool:
+    """Whether a type is one of numbers that mean how much, as far as a type tells, or Boolean."""
+    return _is(kind, "floating", "decimal", "boolean")
+
+
 def is_text(kind: Any) -> bool:
     """Whether a type is one of texts with offsets, as Parquet has them."""
     return _is(kind, "string", "large_string", "binary", "large_binary")
+
+
+def is_coded_list(kind: Any) -> bool:
+    """Whether a type is one of lists whose values have a dictionary."""
+    kind = kind_of(kind)
+    return _is(kind, *_LISTS) and _is(kind.value_type, "dictionary")
 
 
 def expected_of(kind: Any, role: str, rules: int) -> str | None:

@@ -46,7 +46,7 @@ class Source(Protocol):
 class ArrowLog:
     """See `streamed.RowFormat`. Columns are looked for when it is made."""
 
-    name = "csv"
+    name = "arrow"
 
     def __init__(
         self,

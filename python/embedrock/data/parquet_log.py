@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from embedrock._optional import missing
-from embedrock.data.arrow_columns import is_text
+from embedrock.data.arrow_columns import is_coded_list, is_text
 from embedrock.data.arrow_log import ROWS, ArrowLog
 from embedrock.data.csv import RULES, Columns
 from embedrock.data.errors import DataError
@@ -24,6 +24,8 @@ __all__ = ["ParquetLog", "opened"]
 
 class ParquetLog(ArrowLog):
     """See `streamed.RowFormat`. The names of its columns are read when it is made."""
+
+    name = "csv"
 
     def __init__(self, path: Path, columns: Columns, rules: int = RULES) -> None:
         """Errors: DataError when a column is not there, or holds what its role has no use for."""
@@ -41,33 +43,41 @@ class _File:
 
     def batches(self, columns: Columns, first: int) -> Iterator[tuple[int, Any]]:
         """From the group of rows on in which the first of them is. Errors: DataError."""
-        texts = [name for name in columns.categorical if is_text(self.schema.field(name).type)]
+        kinds = {name: self.schema.field(name).type for name in columns.names}
+        texts = [name for name in columns.categorical if is_text(kinds[name])]
         with opened(self._path, texts) as file:
-            groups: list[int] = []
-            row = 0
-            for group in range(file.num_row_groups):
-                size = file.metadata.row_group(group).num_rows
-                if row + size > first or groups:
-                    groups.append(group)
-                else:
-                    row += size
             if first > file.metadata.num_rows:
                 raise DataError(
                     f"has {file.metadata.num_rows} rows, reading was to go on at {first}",
                     path=self.path,
                 )
-            batches = file.iter_batches(
-                ROWS, row_groups=groups, columns=list(columns.names), use_threads=False
-            )
-            while True:
-                with _errors(self._path):
-                    batch = next(batches, None)
-                if batch is None:
-                    return
-                begin = max(first - row, 0)
-                if begin < len(batch):
-                    yield row + begin, batch.slice(begin)
-                row += len(batch)
+            row, groups = _groups(file.metadata, first)
+            # pyarrow reads lists of values with a dictionary within one group of rows alone.
+            together = [groups]
+            if any(is_coded_list(kind) for kind in kinds.values()):
+                together = [[group] for group in groups]
+            for some in together:
+                batches = file.iter_batches(ROWS, some, list(columns.names), use_threads=False)
+                while True:
+                    with _errors(self._path):
+                        batch = next(batches, None)
+                    if batch is None:
+                        break
+                    begin = max(first - row, 0)
+                    if begin < len(batch):
+                        yield row + begin, batch.slice(begin)
+                    row += len(batch)
+
+
+def _groups(metadata: Any, first: int) -> tuple[int, list[int]]:
+    """(first row, groups of rows) from that one on in which row number `first` is."""
+    row = 0
+    for group in range(metadata.num_row_groups):
+        size = metadata.row_group(group).num_rows
+        if row + size > first:
+            return row, list(range(group, metadata.num_row_groups))
+        row += size
+    return row, []
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ _BLOCK_BYTES = 1 << 20
 _LONGEST_LINE_BYTES = 1 << 20
 #: Samples that are counted at once.
 _COUNTED = 1 << 16
+_BEGINNING = Position()
 
 
 class Described(Protocol):
@@ -85,9 +86,10 @@ Kind: TypeAlias = Format | RowFormat
 
 @dataclass(frozen=True)
 class Part:
-    """A file of a log, and its format: that of all its files, each with its own header."""
+    """A file of a log, and its format: that of all its files, each with its own header. Rows that
+    are in no file have no path."""
 
-    path: Path
+    path: Path | None
     kind: Kind
 
 
@@ -130,6 +132,7 @@ def _blocks(
     for number in range(part, len(parts)):
         path, kind = parts[number].path, parts[number].kind
         if isinstance(kind, Format):
+            assert path is not None
             yield from _text_blocks(path, kind, number, offset, line, bad)
         else:
             for first, block in kind.blocks(offset):
@@ -197,7 +200,7 @@ def _tell(errors: list[DataError], bad: BadLines) -> None:
 
 
 def scan(
-    path: str | Path,
+    path: str | Path | None,
     kind: Kind,
     *,
     more: Sequence[Part] = (),
@@ -210,7 +213,7 @@ def scan(
     Errors: DataError at the first malformed line unless `skip_bad_lines`, or when no sample is
     left.
     """
-    path = Path(path)
+    path = None if path is None else Path(path)
     bad = BadLines(skip_bad_lines)
     parts = [Part(path, kind), *more]
     counters = [DistinctCounter() for _ in kind.features]
@@ -240,7 +243,7 @@ class StreamedDataset:
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Path | None,
         kind: Kind,
         *,
         more: Sequence[Part] = (),
@@ -251,7 +254,7 @@ class StreamedDataset:
         """Of a file and those behind it. Opens nothing yet: they are read while batches are taken.
         What the log has behind the samples of the scan is left out."""
         self.name = kind.name
-        self.parts = [Part(Path(path), kind), *more]
+        self.parts = [Part(None if path is None else Path(path), kind), *more]
         self.num_dense = kind.num_dense
         self.targets = kind.targets
         self.bad_lines = BadLines(skip_bad_lines)
@@ -267,7 +270,7 @@ class StreamedDataset:
         """Samples of an epoch, known after a scan only."""
         return None if self._scan is None else self._scan.samples - self._num_test
 
-    def train_batches(self, batch_size: int, start: Position) -> Iterator[Batch]:
+    def train_batches(self, batch_size: int, start: Position = _BEGINNING) -> Iterator[Batch]:
         """See `Dataset`; `start` must come from a batch of the same log and size."""
         limit = self.num_train()
         done = start.batch * batch_size
