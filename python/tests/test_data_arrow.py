@@ -144,7 +144,9 @@ def test_a_key_is_that_of_the_text_of_a_value(kind: Any, values: Any, texts: Any
         texts = [one[:13] if isinstance(one, str) else one for one in texts]
         values = [one[:13] if isinstance(one, str) else one for one in values]
     if pa.types.is_run_end_encoded(kind):
-        array = pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), ["b", None])
+        array = pa.RunEndEncodedArray.from_arrays(
+            pa.array([2, 3], pa.int32()), pa.array(["b", None])
+        )
     else:
         array = pa.array(values, kind, from_pandas=False)
     # A slice has an offset, and a validity that begins within a byte.
@@ -388,7 +390,8 @@ def test_no_more_than_the_batch_under_way_is_kept() -> None:
     def batches() -> Iterator[Any]:
         for number in range(many):
             keys = pa.array(np.arange(size) + number * size)
-            yield pa.record_batch({"y": pa.array(np.zeros(size, np.int8)), "x": keys})
+            labels = pa.array(np.zeros(size, np.int8))
+            yield pa.RecordBatch.from_arrays([labels, keys], ["y", "x"])
 
     data = arrow(batches, "y")
     most, samples = 0, 0

@@ -232,14 +232,17 @@ def _floats(column: Any, of_null: float) -> NDArray[np.float64]:
     import pyarrow
     from pyarrow import compute
 
-    if _is(column.type, "boolean", "float16"):
-        between = pyarrow.uint8() if _is(column.type, "boolean") else pyarrow.float32()
-        column = column.cast(between)
+    if _is(column.type, "float16"):  # which older ones do not cast
+        found = column.to_numpy(zero_copy_only=False).astype(np.float64)
+        found[column.is_null().to_numpy(zero_copy_only=False)] = of_null
+        return found
+    if _is(column.type, "boolean"):
+        column = column.cast(pyarrow.uint8())
     values = column.cast(pyarrow.float64(), safe=False)
     if values.null_count:
         values = compute.fill_null(values, of_null)
-    found: NDArray[np.float64] = values.to_numpy(zero_copy_only=False)
-    return found if found.flags.writeable else found.copy()
+    numbers: NDArray[np.float64] = values.to_numpy(zero_copy_only=False)
+    return numbers if numbers.flags.writeable else numbers.copy()
 
 
 def _keys_of_floats(column: Any) -> Keys:
