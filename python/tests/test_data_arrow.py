@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -400,6 +401,43 @@ def test_no_more_than_the_batch_under_way_is_kept() -> None:
         most = max(most, pa.total_allocated_bytes())
     assert samples == many * size
     assert most < many * size * 8 // 4  # a quarter of the keys alone
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "dataframes.md"
+WAYS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.split()[1])
+def test_the_ways_of_the_page_give_the_same_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    library = re.findall(r"^import (\w+)", way, re.MULTILINE)
+    for name in library:
+        pytest.importorskip(name)
+    from pyarrow import csv, parquet
+
+    monkeypatch.chdir(tmp_path)
+    users = [None if row % 7 == 0 else f"u{row}" for row in range(300)]
+    table = pa.table(
+        {
+            "click": [row % 2 for row in range(300)],
+            "user": users,
+            "price": [1.5] * 300,
+            "item": range(300),
+            "tags": [[row] * (row % 3) for row in range(300)],
+        }
+    )
+    (tmp_path / "log").mkdir()
+    parquet.write_table(table.slice(0, 200), "log/part-1.parquet")
+    parquet.write_table(table.slice(200), "log/part-2.parquet")
+    csv.write_csv(table.drop(["tags"]), "log.csv")
+    if library == ["lance"]:
+        sys.modules["lance"].write_dataset(table, "log.lance")
+    found: dict[str, Any] = {}
+    exec(way, found)
+    expected = sorted(embedrock.hash_keys([user or "" for user in users]).tolist())
+    first, second = all_of(found["data"])[1][0], all_of(found["data"])[1][0]
+    assert sorted(first) == sorted(second) == expected
 
 
 def test_without_pyarrow_it_says_what_to_install_and_csv_is_read(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def _floats(column: Any, of_null: float) -> NDArray[np.float64]:
     from pyarrow import compute
 
     if _is(column.type, "float16"):  # which older ones do not cast
-        found = column.to_numpy(zero_copy_only=False).astype(np.float64)
+        found: NDArray[np.float64] = column.to_numpy(zero_copy_only=False).astype(np.float64)
         found[column.is_null().to_numpy(zero_copy_only=False)] = of_null
         return found
     if _is(column.type, "boolean"):

@@ -72,6 +72,12 @@ class Batch:
         size = len(self)
         return self.keys[self.offsets[feature * size] : self.offsets[(feature + 1) * size]]
 
+    def feature_offsets(self, feature: int) -> NDArray[np.int64]:
+        """Where the bags of one feature begin among its keys, ``(B + 1,)`` with the end: what
+        ``embedrock.nn.EmbeddingBag`` takes with ``include_last_offset``."""
+        own = self.offsets[feature * len(self) : (feature + 1) * len(self) + 1]
+        return np.subtract(own, own[0])
+
 
 class Dataset(Protocol):
     """What the trainer needs of a data set."""
