@@ -2,15 +2,16 @@
 
 A value means what its text means in a log with a header (`csv`). The text of a number is that of
 Python's `str` (7.0 is "7.0"), of Booleans "true" and "false", of nulls nothing; its key is that of
-`embedrock.hash_keys`. Arrays may be slices of others, with offsets and validity of their own. Of
-arrays whose values come again and again each distinct value is looked at once. pyarrow is imported
-when a function is called.
+`embedrock.hash_keys`. Arrays may be slices of others, with offsets and validity of their own. Of an
+array with a dictionary each distinct value is looked at once. pyarrow is imported when a function
+is called.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,8 +26,8 @@ __all__ += ["keys", "kind_of", "labels", "numbers", "value_kind"]
 
 Keys: TypeAlias = NDArray[np.int64]
 
-_SAMPLED = 1024
-"""Whole numbers that are looked at to find out whether they come again and again."""
+_SMALL = 1 << 16
+"""Whole numbers below this have their keys in a table, which fits the processor's caches."""
 _VIEWS = {"string_view": "large_string", "binary_view": "large_binary"}
 _LISTS = ("list", "large_list", "fixed_size_list", "list_view", "large_list_view")
 _TEXTS = ("string", "large_string", "binary", "large_binary", "fixed_size_binary", *_VIEWS)
@@ -153,11 +154,33 @@ def keys(column: Any) -> Keys:
     kind = column.type
     if _is(kind, "dictionary"):
         return _by_dictionary(column, keys)
-    if _is(kind, "integer") and len(column[:_SAMPLED].unique()) * 2 < min(len(column), _SAMPLED):
-        return keys(column.dictionary_encode())
+    if _is(kind, "integer"):
+        return _keys_of_integers(column)
     if _is(kind, "floating"):
         return _keys_of_floats(column)
     return _core.hash_pieces(*_pieces(column)).view(np.int64)
+
+
+@cache
+def _small_keys() -> Keys:
+    import pyarrow
+
+    texts = pyarrow.array(np.arange(_SMALL)).cast(pyarrow.string())
+    return _core.hash_pieces(*_pieces(texts)).view(np.int64)
+
+
+def _keys_of_integers(column: Any) -> Keys:
+    import pyarrow
+
+    values = column.fill_null(0).to_numpy(zero_copy_only=False)
+    is_small = (values >= 0) & (values < _SMALL)
+    found: Keys = _small_keys()[np.where(is_small, values, 0)]
+    if not is_small.all():
+        texts = pyarrow.array(values[~is_small]).cast(pyarrow.large_string())
+        found[~is_small] = _core.hash_pieces(*_pieces(texts)).view(np.int64)
+    if column.null_count:
+        found[column.is_null().to_numpy(zero_copy_only=False)] = _missing()
+    return found
 
 
 def ids(column: Any) -> Keys:
@@ -221,6 +244,7 @@ def _places(column: Any) -> NDArray[np.intp]:
     return found
 
 
+@cache
 def _missing() -> np.int64:
     """The key of a missing value: that of no text."""
     key: np.int64 = _core.hash_texts([b""]).view(np.int64)[0]

@@ -75,8 +75,10 @@ class Batch:
     def feature_offsets(self, feature: int) -> NDArray[np.int64]:
         """Where the bags of one feature begin among its keys, ``(B + 1,)`` with the end: what
         ``embedrock.nn.EmbeddingBag`` takes with ``include_last_offset``."""
-        own = self.offsets[feature * len(self) : (feature + 1) * len(self) + 1]
-        return np.subtract(own, own[0])
+        begin = feature * len(self)
+        offsets = self.offsets[begin : begin + len(self) + 1]
+        from_0: NDArray[np.int64] = offsets - offsets[0]
+        return from_0
 
 
 class Dataset(Protocol):

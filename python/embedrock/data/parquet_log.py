@@ -57,7 +57,7 @@ class _File:
             if any(is_coded_list(kind) for kind in kinds.values()):
                 together = [[group] for group in groups]
             for some in together:
-                batches = file.iter_batches(ROWS, some, list(columns.names), use_threads=False)
+                batches = file.iter_batches(ROWS, some, list(columns.names))
                 while True:
                     with _errors(self._path):
                         batch = next(batches, None)
