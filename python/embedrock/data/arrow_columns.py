@@ -21,8 +21,22 @@ from embedrock import _core
 from embedrock.data.csv import LABELS, number_of, numbers_of_pieces
 from embedrock.data.memory import Column
 
-__all__ = ["Keys", "bags", "expected_of", "ids", "is_coded_list", "is_measure", "is_text"]
-__all__ += ["keys", "kind_of", "labels", "numbers", "value_kind"]
+__all__ = [
+    "Keys",
+    "bags",
+    "expected_of",
+    "ids",
+    "is_coded_list",
+    "is_integer",
+    "is_measure",
+    "is_text",
+    "keys",
+    "kind_of",
+    "labels",
+    "numbers",
+    "texts",
+    "value_kind",
+]
 
 Keys: TypeAlias = NDArray[np.int64]
 
@@ -71,6 +85,11 @@ def value_kind(kind: Any) -> tuple[Any, bool]:
 def is_measure(kind: Any) -> bool:
     """Whether a type is one of numbers that mean how much, as far as a type tells, or Boolean."""
     return _is(kind, "floating", "decimal", "boolean")
+
+
+def is_integer(kind: Any) -> bool:
+    """Whether a type is one of whole numbers."""
+    return _is(kind, "integer")
 
 
 def is_text(kind: Any) -> bool:
@@ -195,6 +214,18 @@ def ids(column: Any) -> Keys:
         values: NDArray[Any] = column.fill_null(0).to_numpy(zero_copy_only=False)
         found = values.view(np.int64) if values.dtype == np.uint64 else values.astype(np.int64)
     return np.where(nulls, _missing(), found) if nulls.any() else found
+
+
+def texts(column: Any) -> list[bytes | None]:
+    """The text of each value; None of nulls."""
+    column = _plain(column)
+    if _is(column.type, "dictionary"):
+        column = column.dictionary_decode()
+    if _is(column.type, "floating"):
+        found = [None if one is None else str(one).encode() for one in column.to_pylist()]
+        return found
+    listed: list[bytes | None] = _as_bytes(column).to_pylist()
+    return listed
 
 
 def bags(column: Any, keys_of: Callable[[Any], Keys]) -> Column:

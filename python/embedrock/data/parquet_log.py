@@ -19,7 +19,7 @@ from embedrock.data.csv import RULES, Columns
 from embedrock.data.errors import DataError
 from embedrock.data.parquet import is_installed
 
-__all__ = ["ParquetLog", "opened"]
+__all__ = ["ParquetLog", "reading"]
 
 
 class ParquetLog(ArrowLog):
@@ -38,14 +38,14 @@ class _File:
     def __init__(self, path: Path) -> None:
         self.path: Path | None = path
         self._path = path
-        with opened(path) as file:
+        with _opened(path) as file:
             self.schema = file.schema_arrow
 
     def batches(self, columns: Columns, first: int) -> Iterator[tuple[int, Any]]:
         """From the group of rows on in which the first of them is. Errors: DataError."""
         kinds = {name: self.schema.field(name).type for name in columns.names}
         texts = [name for name in columns.categorical if is_text(kinds[name])]
-        with opened(self._path, texts) as file:
+        with _opened(self._path, texts) as file:
             if first > file.metadata.num_rows:
                 raise DataError(
                     f"has {file.metadata.num_rows} rows, reading was to go on at {first}",
@@ -80,6 +80,22 @@ def _groups(metadata: Any, first: int) -> tuple[int, list[int]]:
     return row, []
 
 
+def reading(path: Path) -> Iterator[tuple[int, Any]]:
+    """All columns of a file: the number of the first row of each batch, and the batch.
+
+    Errors: DataError.
+    """
+    with _opened(path) as file:
+        batches, row = file.iter_batches(ROWS), 0
+        while True:
+            with _errors(path):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield row, batch
+            row += len(batch)
+
+
 @contextlib.contextmanager
 def _errors(path: Path) -> Iterator[None]:
     from pyarrow import ArrowException
@@ -91,7 +107,7 @@ def _errors(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def opened(path: Path, coded: list[str] | None = None) -> Iterator[Any]:
+def _opened(path: Path, coded: list[str] | None = None) -> Iterator[Any]:
     """The file, as pyarrow has it; the columns of texts `coded` come with a dictionary.
 
     Errors: DataError, also where pyarrow is not installed.
