@@ -221,6 +221,7 @@ def start_ranks(folder: Path) -> list[withtorch.Process]:
     ]
 
 
+@pytest.mark.long
 def test_ranks_train_together_are_killed_and_go_on_together(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     first = start_ranks(tmp_path)

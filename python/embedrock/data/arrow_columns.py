@@ -1,4 +1,4 @@
-"""What the arrays of Arrow mean to readers of click logs: labels, numbers, keys, bags of keys.
+"""Labels, numbers, keys and bags of keys from Arrow arrays, for readers of click logs.
 
 A value means what its text means in a log with a header (`csv`). The text of a number is that of
 Python's `str` (7.0 is "7.0"), of Booleans "true" and "false", of nulls nothing; its key is that of

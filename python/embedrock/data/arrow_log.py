@@ -104,7 +104,7 @@ class ArrowLog:
             yield row, block
 
     def _kinds(self, schema: Any, row: int | None = None) -> dict[str, str]:
-        """What the columns hold. Errors: DataError."""
+        """The kinds of the columns. Errors: DataError."""
         found = {}
         for name in self.columns.names:
             kinds = [field.type for field in schema if field.name == name]

@@ -1,8 +1,8 @@
-"""Record batches from what a program has: tables, streams, data sets, frames of other libraries.
+"""Record batches from objects of a program: tables, streams, data sets, other libraries' dataframes.
 
-What can be read again is, once for each epoch: a table, a data set, whatever exports a stream
-whenever it is asked to, a function that gives one of them. A reader or a generator is read once.
-Nothing is kept but the batch under way. pyarrow is imported when rows are given.
+Tables, data sets, objects that export a stream at each call, and functions that return one of them
+are read again for each epoch; a reader or a generator is read once. Only the current batch is kept.
+pyarrow is imported when rows are given.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from embedrock.errors import MisuseError
 __all__ = ["Rows", "arrow"]
 
 _AGAIN = (
-    "for another pass give what can be read again: a table, a data set, or a function that opens "
-    "it anew, such as lambda: frame.iter_batches()"
+    "for another pass give a source that can be read again: a table, a data set, or a function "
+    "that opens it anew, such as lambda: frame.iter_batches()"
 )
 
 
@@ -40,43 +40,42 @@ def arrow(
     holdout: float = 0.0,
     skip_bad_lines: bool = False,
 ) -> StreamedDataset:
-    """A click log in Arrow's record batches, for a training loop: what files of ``embedrock train
-    --format csv`` become, from rows in memory or from a stream.
+    """Training batches from Arrow record batches, with the keys that ``embedrock train --format
+    csv`` makes of the same values in files.
 
-    Labels are 0 or 1, as numbers, Booleans or texts. The key of a categorical value is that of
-    ``embedrock.hash_keys`` of its text: the same as in CSV and Parquet, of integers (``"7"``),
-    floating-point numbers (``"7.0"``), Booleans (``"true"``), dates and texts, coded by a
-    dictionary or not; a null has the key of the empty text, as an empty cell has. Lists of such
-    values are bags; a null in place of a list is an empty bag. Numbers x become sign(x) log(1 +
-    |x|), Booleans 0 and 1 before; nulls 0.
+    Labels are 0 or 1, as numbers, Booleans or texts. The key of a categorical value is
+    ``embedrock.hash_keys`` of its text, as in CSV and Parquet: integers (``"7"``), floating-point
+    numbers (``"7.0"``), Booleans (``"true"``), dates and texts, dictionary-encoded or not. A null
+    has the key of the empty text, like an empty cell. A list of values is a bag; a null instead of
+    a list is an empty bag. Dense numbers x, and Booleans as 0 and 1, become sign(x) log(1 + |x|);
+    nulls become 0.
 
     Args:
-        batches: A ``pyarrow`` Table, RecordBatch, RecordBatchReader, Dataset or Scanner; any
-            object with ``__arrow_c_stream__`` (a frame of polars or pandas, a relation of DuckDB);
-            any iterable of them (Ray, generators); or a function without arguments that gives one
-            of them, called once for each pass. Batches may have any size, none included.
-        label: The column of labels, or several for a model with as many targets.
+        batches: A ``pyarrow`` Table, RecordBatch, RecordBatchReader, Dataset or Scanner; an object
+            with ``__arrow_c_stream__`` (a polars or pandas dataframe, a DuckDB relation); an
+            iterable of these (Ray, generators); or a function without arguments that returns one
+            of these, called once per pass. Batches may have any size and may be empty.
+        label: The label column, or several for a model with several targets.
         categorical: Columns whose values become keys, one feature each.
-        dense: Columns of numbers; without any, a constant stands for them.
-        ids: Columns of whole numbers that are keys as they are, or of lists of them; they are
-            features behind those of ``categorical``. uint64 from 2**63 on appear negative.
-        holdout: The share of the samples, the last ones, that ``test_batches`` has. For it, and
-            for ``expected_rows`` of the features, all rows are read once here.
-        skip_bad_lines: Whether rows without a label of 0 or 1, or with a number that is not
-            finite, are counted in ``bad_lines`` of the data set, or an error.
+        dense: Columns of numbers; without any, a constant takes their place.
+        ids: Columns of integers, or of lists of them, that are used as keys directly; they are
+            features after those of ``categorical``. uint64 values from 2**63 on appear negative.
+        holdout: The share of samples, the last ones, for ``test_batches``. If it is above 0, all
+            rows are read once here, which also sets ``expected_rows`` of the features.
+        skip_bad_lines: Count rows whose label is not 0 or 1, or with a number that is not finite,
+            in ``bad_lines`` of the result, instead of raising an error.
 
-    Where neither ``categorical`` nor ``dense`` is given, floating-point numbers, decimals and
-    Booleans are dense, and all other columns categorical. Where one of the two is given, columns
-    that nobody names are left out.
+    Without ``categorical`` and ``dense``, floating-point, decimal and Boolean columns are dense,
+    and all others categorical. If one of the two is given, columns that are not named are ignored.
 
-    Shapes: of its batches of B samples and F features, ``dense (B, num_dense) float32``, ``keys
-    (N,) int64``, ``offsets (F * B + 1,) int64``, ``labels (B,) float32`` or ``(B, T)``: see
+    Shapes: a batch of B samples and F features has ``dense (B, num_dense) float32``, ``keys (N,)
+    int64``, ``offsets (F * B + 1,) int64``, ``labels (B,) float32`` or ``(B, T)``; see
     :class:`embedrock.data.Batch`.
 
-    Errors: ``MisuseError`` for what gives no batches, for a column with two roles, and for a second
-    pass over what can be read once; ``DataError`` naming the column, its type and what was
-    expected, or row and column of a bad value, here or while batches are taken;
-    ``ModuleNotFoundError`` without pyarrow.
+    Errors: ``MisuseError`` if ``batches`` gives no record batches, if a column has two roles, and
+    for a second pass over a source that can be read only once; ``DataError`` with the column, its
+    type and what was expected, or with row and column of a bad value, here or while batches are
+    taken; ``ModuleNotFoundError`` without pyarrow.
 
     >>> import pyarrow
     >>> table = pyarrow.table({"click": [1, 0], "user": ["ann", None], "tags": [[7, 8], []]})

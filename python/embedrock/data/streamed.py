@@ -34,11 +34,11 @@ _BEGINNING = Position()
 
 
 class Described(Protocol):
-    """What every format says of itself."""
+    """The description that every format has."""
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """Its name for users."""
         ...
 
     @property
@@ -106,7 +106,7 @@ class Mark:
 
 @dataclass
 class Scan:
-    """What one pass over the file found."""
+    """The result of one pass over the file."""
 
     samples: int
     distinct: list[int]
