@@ -166,7 +166,7 @@ impl Run {
     }
 }
 
-/// Runs with the `k`-th write, or allocation, finding no room, for every `step`-th `k` that there is.
+/// Runs with the `k`-th write, or allocation, finding no room, for every `step`-th `k` there is.
 fn every(step: usize, what: &str, fault: impl Fn(&SimMedium, u64)) -> Outcome {
     let mut sum = Outcome::default();
     for k in (0..).step_by(step) {
