@@ -38,7 +38,7 @@ demo: setup ## Show results and speed at 10 % memory beside plain PyTorch, in tw
 docs: setup $(STAMPS)/docs ## Build the site into .cache/site
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs . .cache/site
 
-pages: $(STAMPS)/uv ## Bring examples and tables of results into the pages, and wrap wide lines
+pages: $(STAMPS)/uv ## Bring examples, tables of results and docstrings into the pages, and wrap wide lines
 	$(BIN)/python scripts/pages.py
 
 # The crate of the extension has no Rust tests. Without it cargo would choose other features of what

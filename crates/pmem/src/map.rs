@@ -40,7 +40,7 @@ pub struct Mapped {
     process: u32,
 }
 
-/// What a file still has to be told.
+/// The parts of a file that are not synced yet.
 #[derive(Default)]
 struct Unsynced {
     /// Pages from the first to the last one that was flushed.

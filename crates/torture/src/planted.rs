@@ -16,7 +16,7 @@ pub const MEDIAN_MAX: u64 = 10;
 /// Between the first seeds of two ranges.
 const APART: u64 = 1_000_003;
 
-/// What it took to find a bug.
+/// The effort of finding a bug.
 #[derive(Clone, Debug)]
 pub struct Caught<const N: usize> {
     /// The bug.
@@ -27,7 +27,7 @@ pub struct Caught<const N: usize> {
     pub operations: u64,
     /// See `operations`.
     pub elapsed: Duration,
-    /// What the first range has found.
+    /// The finding of the first range.
     pub what: String,
 }
 

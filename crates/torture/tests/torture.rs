@@ -1,5 +1,5 @@
-//! A small run of fixed seeds, with every fault; and that planted bugs are found. Larger ones come
-//! with `make torture` and `make planted`, which `make nightly` runs.
+//! A small run of fixed seeds, with every fault; and that planted bugs are found. `make nightly`
+//! has larger ones, by `make torture` and `make planted`.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
 use embedrock_torture::{Fault, Limits, Soak};

@@ -74,7 +74,7 @@ class Batch:
 
 
 class Dataset(Protocol):
-    """What the trainer needs of a data set."""
+    """The interface of a data set that the trainer needs."""
 
     name: str
     features: list[Feature]

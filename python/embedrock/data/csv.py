@@ -37,7 +37,7 @@ LABELS = {
     **dict.fromkeys((b"0", b"0.0", b"false", b"False", b"FALSE"), 0.0),
     **dict.fromkeys((b"1", b"1.0", b"true", b"True", b"TRUE"), 1.0),
 }
-"""What a label may be written as."""
+"""The accepted spellings of a label."""
 _UNQUOTABLE = (
     "has a quotation mark that is not closed in its line, or has text behind it; a field with "
     "marks is quoted, and each of its marks doubled"
@@ -46,7 +46,7 @@ _UNQUOTABLE = (
 
 @dataclass(frozen=True)
 class Columns:
-    """What the user says of the columns of a file, by their names in its header."""
+    """The user's choice of columns of a file, by their names in its header."""
 
     #: The column of clicks, or several of them for a model with as many targets.
     label: str | tuple[str, ...]

@@ -117,7 +117,7 @@ def read_named(path: Path, expected: str, bad: BadLines) -> list[tuple[bytes, by
 
 
 EDGE = "two nodes"
-"""What ``read_pairs`` is told to expect of edges."""
+"""The expectation of ``read_pairs`` for edges."""
 
 
 def beyond_text(node: int, limit: int, told: str) -> str:

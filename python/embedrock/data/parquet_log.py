@@ -129,7 +129,7 @@ class ParquetLog:
 
 
 def _kinds(schema: Any, path: Path, columns: Columns) -> dict[str, str]:
-    """What the columns hold. Errors: DataError."""
+    """The kinds of the columns. Errors: DataError."""
     from pyarrow import types
 
     found = {}

@@ -32,11 +32,11 @@ _COUNTED = 1 << 16
 
 
 class Described(Protocol):
-    """What every format says of itself."""
+    """The description that every format has."""
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """Its name for users."""
         ...
 
     @property
@@ -103,7 +103,7 @@ class Mark:
 
 @dataclass
 class Scan:
-    """What one pass over the file found."""
+    """The result of one pass over the file."""
 
     samples: int
     distinct: list[int]

@@ -155,7 +155,7 @@ class _Place:
         return os.open(name, flags, 0o644, dir_fd=self.descriptor)
 
     def names(self) -> list[str]:
-        """What is in it."""
+        """The names in it."""
         return os.listdir(self.descriptor)
 
     def expect_ours(self) -> None:
@@ -352,7 +352,7 @@ class _Pull:
                 write_note(folder, Copied.of(told))
 
     def _remove_others(self, names: set[str]) -> None:
-        """What another pull, or a copy, has left here."""
+        """Removes what another pull, or a copy, has left here."""
         place = self._place
         place.expect_ours()
         with file_errors(place.path):

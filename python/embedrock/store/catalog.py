@@ -1,4 +1,4 @@
-"""What becomes of the tables of a store: dropped, renamed."""
+"""Dropping and renaming the tables of a store."""
 
 from __future__ import annotations
 

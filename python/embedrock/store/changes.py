@@ -59,7 +59,7 @@ class Changes(Iterator[ChangedRows]):
 
     @property
     def table_events(self) -> list[tuple[Any, ...]]:
-        """What became of tables between the commits, in order, of all tables of the store.
+        """Dropped, renamed and grown tables between the commits, in order, of the whole store.
 
         Each is ``("made", name)``, ``("dropped", name)``, ``("renamed", name, new)`` or
         ``("grown", name, num_embeddings)``. Rows that come are of tables as they are in the later
@@ -109,7 +109,7 @@ class Changes(Iterator[ChangedRows]):
 
 
 class Changing(Catalog):
-    """What a store tells of its commits' changes."""
+    """The part of a store that reports its commits' changes."""
 
     def changes(
         self,

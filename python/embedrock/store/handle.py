@@ -45,7 +45,7 @@ class Engine(Protocol):
 
 
 class Handle:
-    """What a store is beside its tables and commits."""
+    """The part of a store other than its tables and commits."""
 
     def __init__(self, engine: Engine, path: Path, memory: str, read_only: bool = False) -> None:
         """Not for callers: stores come from ``embedrock.open``."""
@@ -100,7 +100,7 @@ class Handle:
 
     @property
     def id(self) -> str:
-        """What tells this store from all others: 32 hexadecimal digits.
+        """The identity of this store: 32 hexadecimal digits.
 
         A copy by :func:`embedrock.copy` is another store; a folder that was copied by other means
         is the same one.

@@ -11,7 +11,7 @@ __all__ = ["Pins"]
 
 
 class Pins(Handle):
-    """What a store has of names for commits."""
+    """The part of a store with names for commits."""
 
     def pin(self, step: int, name: str) -> None:
         """Keeps the commit of a step beyond the last ``keep`` ones, until :meth:`unpin`.

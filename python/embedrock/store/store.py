@@ -466,7 +466,7 @@ class Store(Changing):
 
     @property
     def uncommitted(self) -> tuple[int, int]:
-        """What closing would discard: (batches, rows they touched) since the last commit.
+        """Changes that closing would discard: (batches, rows they touched) since the last commit.
 
         >>> store.uncommitted
         (0, 0)
