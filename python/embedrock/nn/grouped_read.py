@@ -8,9 +8,9 @@ from torch import nn
 
 from embedrock._arguments import shown
 from embedrock.errors import MisuseError
+from embedrock.pipeline.grouped_read import GroupedRead, offer, withdraw
 from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model, stores_of
 from embedrock.pipeline.run import Run
-from embedrock.pipeline.together import Together, offer, withdraw
 
 __all__ = ["ReadTogether", "read_together"]
 
@@ -21,7 +21,7 @@ class ReadTogether:
     def __init__(self, model: nn.Module, finder: KeyFinder) -> None:
         """Begins it."""
         self._finder = finder
-        self._offered: list[Together] = []
+        self._offered: list[GroupedRead] = []
         self._handles = [
             model.register_forward_pre_hook(self._before, with_kwargs=True),
             model.register_forward_hook(self._after, always_call=True),
@@ -35,7 +35,7 @@ class ReadTogether:
     def _before(self, model: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         inputs = (*given, named) if named else given
         for store, parts in self._finder.by_store(inputs[0] if len(inputs) == 1 else inputs):
-            others = any(store._listeners.find(kind) is not None for kind in (Together, Run))
+            others = any(store._listeners.find(kind) is not None for kind in (GroupedRead, Run))
             if len(parts) > 1 and not others:
                 self._offered.append(offer(store, parts))
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from embedrock.distributed.exchange import Exchange, Verb
 
-__all__ = ["tell"]
+__all__ = ["all_gather"]
 
 
-def tell(
+def all_gather(
     exchange: Exchange, verb: Verb, value: Any = None, failed: BaseException | None = None
 ) -> list[Any]:
     """The values of all ranks, in rank order: anything that JSON holds. Also a barrier.

@@ -27,7 +27,7 @@ from embedrock._rows import RowStore, RowTable
 from embedrock.errors import EmbedrockError
 from embedrock.pipeline.keys import TableKeys
 
-__all__ = ["Together", "offer", "withdraw"]
+__all__ = ["GroupedRead", "offer", "withdraw"]
 
 Ids: TypeAlias = npt.NDArray[np.int64]
 Taken: TypeAlias = tuple[Ids, Ids, npt.NDArray[np.float32]]
@@ -46,7 +46,7 @@ class _Read(NamedTuple):
     """(U, D)."""
 
 
-class Together(Listener):
+class GroupedRead(Listener):
     """The rows of one store that a batch reads."""
 
     def __init__(self, store: RowStore, parts: Sequence[TableKeys]) -> None:
@@ -129,17 +129,17 @@ class Together(Listener):
             self._there[part.table.name] = _Read(some, keys, inverse, own_rows)
 
 
-def offer(store: RowStore, parts: Sequence[TableKeys]) -> Together:
+def offer(store: RowStore, parts: Sequence[TableKeys]) -> GroupedRead:
     """Offers rows of a store to forwards, in place of what was offered before."""
-    earlier = store._listeners.find(Together)
+    earlier = store._listeners.find(GroupedRead)
     if earlier is not None:
         earlier.end()
-    together = Together(store, parts)
+    together = GroupedRead(store, parts)
     store._listeners.add(together)
     return together
 
 
-def withdraw(offered: Iterable[Together]) -> None:
+def withdraw(offered: Iterable[GroupedRead]) -> None:
     """Ends what was offered to forwards, where nothing else has taken its place."""
     for one in offered:
         one.end()

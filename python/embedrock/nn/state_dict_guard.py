@@ -1,4 +1,4 @@
-"""The bond between a model's ``state_dict`` and its rows, which the dict does not have.
+"""Guards a ``state_dict`` against rows of another step, which the dict does not have.
 
 Trainers save a ``state_dict``, go on and load the best one back at the end. Dense parameters would
 then be of one step and rows of another, and nobody would notice. So a module writes which rows it
