@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import embedrock
+from places import ROOT
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 
 
 def run_the_example_with(word: str, page: str = "lookahead.md") -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from places import ROOT
+
 SOURCES = {".rs", ".py", ".pyi", ".toml", ".sh"}
 LINES_MAX = 1000
 WIDTH_MAX = 100

@@ -21,6 +21,7 @@ import embedrock  # noqa: E402
 import goldenlogs  # noqa: E402
 from embedrock.data import DataError, Position, arrow  # noqa: E402
 from embedrock.errors import MisuseError  # noqa: E402
+from places import ROOT  # noqa: E402
 
 TABLE = goldenlogs.columns_of_arrow
 
@@ -403,7 +404,7 @@ def test_no_more_than_the_batch_under_way_is_kept() -> None:
     assert most < many * size * 8 // 4  # a quarter of the keys alone
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "dataframes.md"
+PAGE = ROOT / "docs" / "how-to" / "dataframes.md"
 WAYS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 

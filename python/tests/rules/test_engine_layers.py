@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-CORE = Path(__file__).parents[2] / "crates" / "core"
+from places import ROOT
+
+CORE = ROOT / "crates" / "core"
 ENGINE = CORE / "src"
 
 LEVELS = {"io": 1, "index": 2, "cache": 3, "storage": 3, "store": 4}

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_server import DIM, rows_of
 
 import embedrock
 from clusters import BUCKETS, Trio, cluster
 from embedrock.errors import IoError
 from embedrock.remote import buckets_of
 from embedrock.remote.wire import Wire
-from test_server import DIM, rows_of
 
 KEYS = np.arange(2000)
 ROWS = rows_of(KEYS)

@@ -22,9 +22,10 @@ from embedrock.data import Position
 from embedrock.data.csv import Columns
 from embedrock.data.formats import parts_of
 from embedrock.data.streamed import Mark, Scan, StreamedDataset
+from places import TESTS
 from trainings import digests, options_of, train
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = TESTS / "golden"
 EXPECTED = json.loads((GOLDEN / "keys-2.json").read_text())
 
 

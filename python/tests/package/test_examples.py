@@ -16,8 +16,8 @@ import pytest
 
 import embedrock
 import withtorch
+from places import ROOT
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 NEEDS_TORCH = {
     "average_weights",

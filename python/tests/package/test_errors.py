@@ -10,8 +10,9 @@ import pytest
 
 import embedrock
 from embedrock import errors
+from places import ROOT
 
-ERROR_RS = Path(__file__).parents[2] / "crates" / "core" / "src" / "error.rs"
+ERROR_RS = ROOT / "crates" / "core" / "src" / "error.rs"
 
 
 def engine_kinds() -> set[str]:

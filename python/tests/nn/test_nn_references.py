@@ -22,6 +22,7 @@ from embedrock.errors import (  # noqa: E402
     NotFoundError,
     UnsupportedError,
 )
+from places import TESTS  # noqa: E402
 from servers import serving  # noqa: E402
 
 DIM = 4
@@ -100,7 +101,7 @@ def test_another_process_opens_the_store_to_read(model: Any, tmp_path: Path) -> 
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "model")],
         env={
-            "PYTHONPATH": f"{Path(embedrock.__file__).parents[1]}:{Path(__file__).parent}",
+            "PYTHONPATH": f"{Path(embedrock.__file__).parents[1]}:{Path(__file__).parent}:{TESTS}",
             "OMP_NUM_THREADS": "1",
         },
         capture_output=True,

@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 
 import embedrock
+from places import ROOT
 from servers import Served, serving
 
-DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "server.md"
+DOCS = ROOT / "docs" / "how-to" / "server.md"
 NUMBER, SIZE, TEXT, YES, NONE = (int, float), int, str, bool, type(None)
 
 
@@ -315,7 +316,7 @@ def test_the_page_is_whole_by_itself_and_its_policy_lets_nothing_else_in(store: 
 
 
 def test_the_page_has_what_keyboards_and_screen_readers_need() -> None:
-    source = Path(__file__).parents[2] / "crates" / "server" / "src" / "status" / "page.html"
+    source = ROOT / "crates" / "server" / "src" / "status" / "page.html"
     page = Page()
     page.feed(source.read_text(encoding="utf-8"))
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]

@@ -16,13 +16,14 @@ import pytest
 
 import embedrock
 from embedrock.errors import ForkedError, MisuseError
+from places import TESTS
 
 SMALL = {"max_disk_bytes": 100 << 20}
 
 
 def run(script: str, *arguments: object) -> str:
     """What a script prints that must succeed; it finds the modules beside this file."""
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
         capture_output=True,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import embedrock
+from places import ROOT
 
 torch = pytest.importorskip("torch")
 
-ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 INDEX = ROOT / "python" / "README.md"
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_server import DIM, rows_of
 
 import embedrock
 from clusters import Trio, cluster
 from embedrock.remote import buckets_of
 from embedrock.remote.wire import Refused, Wire
 from servers import Served, serving
-from test_server import DIM, rows_of
 
 redis = pytest.importorskip("redis", reason="redis-py is not installed (pip install redis)")
 KEYS = np.arange(0, 2000, 2)

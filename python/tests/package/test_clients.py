@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import embedrock
+from places import ROOT
 from servers import serving
 
 pytestmark = pytest.mark.long
 
-CLIENTS = Path(__file__).parents[2] / "examples" / "clients"
+CLIENTS = ROOT / "examples" / "clients"
 
 
 @pytest.fixture(scope="module")

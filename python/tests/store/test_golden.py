@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 import embedrock
+from places import TESTS
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = TESTS / "golden"
 
 EXPECTED: dict[str, dict[str, Any]] = {
     "dense": {

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import embedrock
+from places import ROOT
 
-ROOT = Path(__file__).parents[2]
 WIDTH_MAX = 120
 LINK = re.compile(r"(?<!!)\[(?:[^][]|\[[^]]*\])*\]\(([^)\s]+)\)|!\[[^]]*\]\(([^)\s]+)\)")
 

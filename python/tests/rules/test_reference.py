@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
 import embedrock
+from places import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "reference"
 sys.path.insert(0, str(ROOT / "scripts"))
 

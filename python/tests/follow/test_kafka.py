@@ -16,6 +16,7 @@ from brokers import Broker
 from embedrock.cli import main
 from embedrock.errors import ClosedError, MismatchError, MisuseError, NonFiniteError, NotFoundError
 from embedrock.follow import Follower, Kafka, KafkaWriter, Source
+from places import ROOT
 from topics import (
     DIM,
     SECONDS,
@@ -220,7 +221,7 @@ EXAMPLES = {"follow_a_topic": ("follow-a-log", 2), "publish_changes": ("change-s
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_says_what_its_page_says(name: str, tmp_path: Path, broker: Broker) -> None:
-    root, (page, lines) = Path(__file__).parents[2], EXAMPLES[name]
+    root, (page, lines) = ROOT, EXAMPLES[name]
     policy = {"cleanup_policy": "compact"} if name == "publish_changes" else {}
     done = subprocess.run(
         [sys.executable, str(root / "examples" / f"{name}.py"), broker.create(name, 3, **policy)],

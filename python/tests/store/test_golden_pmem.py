@@ -17,8 +17,9 @@ import pytest
 
 import embedrock
 from embedrock.errors import CorruptError
+from places import TESTS
 
-GOLDEN = Path(__file__).parent / "golden" / "store-pmem-1.tar.gz"
+GOLDEN = TESTS / "golden" / "store-pmem-1.tar.gz"
 # The version of a region, in its second word.
 VERSION = slice(8, 16)
 

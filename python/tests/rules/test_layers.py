@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "embedrock"
-ARCHITECTURE = PACKAGE.parents[1] / "ARCHITECTURE.md"
+from places import ROOT
+
+PACKAGE = ROOT / "python" / "embedrock"
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 
 GROUPS = {
     "values": "_core _optional errors _arguments _arrays _distinct _durable _hashing _keys "

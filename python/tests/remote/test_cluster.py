@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_server import DIM, Reordered, rows_of
 
 import embedrock
 from clusters import BUCKETS, Trio, cluster, free_ports
@@ -23,7 +24,6 @@ from embedrock.remote.nodes import Map
 from embedrock.remote.routed import RoutedWire
 from embedrock.remote.wire import Refused, Wire
 from servers import serving, start
-from test_server import DIM, Reordered, rows_of
 
 ALL = np.arange(2000)
 

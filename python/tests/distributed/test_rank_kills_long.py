@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from rankruns import Chain, manifests
 from test_rank_kills import killed_at_random, same_as_whole
+
+from rankruns import Chain, manifests
 
 pytestmark = pytest.mark.long
 
