@@ -1,4 +1,4 @@
-"""Record batches from objects of a program: tables, streams, data sets, dataframes.
+"""Record batches from objects of a program: tables, streams, data sets, frames of other libraries.
 
 Tables, data sets, objects that export a stream at each call, and functions that return one of them
 are read again for each epoch; a reader or a generator is read once. Only the current batch is kept.
