@@ -118,12 +118,14 @@ def test_numbers_and_booleans_are_dense(tmp_path: Path) -> None:
 
 
 def test_a_column_that_its_role_has_no_use_for_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path / "a", y=[0], x=[[1]], s=[{"a": 1}], k=[1], d=[datetime.date.today()])
+    day, moment = datetime.date(2026, 11, 28), datetime.datetime(2026, 11, 28)
+    path = written(tmp_path / "a", y=[0], x=[[1]], s=[{"a": 1}], k=[1], d=[day], t=[moment])
     for columns, said in [
         (Columns("x", ("k",)), r"column 'x' is list<.*, expected one value in a row"),
         (Columns("y", ("k",), ("x",)), r"column 'x' is list<.*, expected one value in a row"),
         (Columns("y", ("s",)), r"column 's' is struct<.*, expected one value in a row, or a list"),
         (Columns("y", ("k",), ("d",)), r"column 'd' is date32.*, expected numbers: as numbers, B"),
+        (Columns("y", ("t",)), r"column 't' is timestamp.*, expected values that come again; take"),
         (Columns("d", ("k",)), r"column 'd' is date32\[day\], expected 0 or 1: as numbers"),
     ]:
         with pytest.raises(DataError, match=said):
