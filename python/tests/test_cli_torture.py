@@ -14,7 +14,7 @@ from embedrock.cli import main
 
 
 def torture(*arguments):
-    command = [sys.executable, "-m", "embedrock.cli", "torture", *arguments]
+    command = [sys.executable, "-m", "embedrock", "torture", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
@@ -69,7 +69,7 @@ def test_what_was_found_is_printed_though_the_report_has_no_room():
 
 
 def test_a_run_that_is_interrupted_tells_what_it_counted():
-    command = [sys.executable, "-m", "embedrock.cli", "torture", "--minutes", "5", "--jobs", "1"]
+    command = [sys.executable, "-m", "embedrock", "torture", "--minutes", "5", "--jobs", "1"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert running.stdout is not None
     assert running.stdout.readline().startswith("first seed ")

@@ -151,7 +151,7 @@ def test_an_index_that_outgrew_per_cent_is_answered_in_per_cent(tmp_path: Path) 
 def test_the_command_answers_in_its_own_options(tmp_path: Path) -> None:
     lines = [f"{i % 2},{i},{i % 7}" for i in range(300_000)]
     (tmp_path / "a.csv").write_text("\n".join(["y,a,b", *lines]))
-    command = [sys.executable, "-m", "embedrock.cli", "train", "--data", "a.csv", "--format", "csv"]
+    command = [sys.executable, "-m", "embedrock", "train", "--data", "a.csv", "--format", "csv"]
     command += ["--label", "y", "--categorical", "a,b", "--store", "s", "--memory", "128KiB"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
