@@ -8,7 +8,7 @@ project = "Embedrock"
 copyright = "the Embedrock authors, Apache-2.0"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/contents"
-include_patterns = ["docs/**", "examples/README.md", "peers/README.md", "*.md"]
+include_patterns = ["docs/**", "examples/README.md", "lab/README.md", "lab/peers/README.md", "*.md"]
 exclude_patterns = ["docs/index.md", "README.md"]
 
 myst_heading_anchors = 4

@@ -5,7 +5,7 @@ Three things are done to each page, and nothing else is changed:
 * A block that opens with ```python title="examples/NAME.py", or ```go with a file in Go, gets the
   content of that file.
 * What stands between `<!-- results: NAME -->` and `<!-- end -->` is made from `docs/results/*.json`
-  (`scripts/results.py`), and of names that begin with `beyond_` by `scripts/beyond.py`.
+  (`lab/scripts/results.py`), and of names that begin with `beyond_` by `lab/scripts/beyond.py`.
 * A paragraph or list item with a line above 120 characters is wrapped at 100. Tables and code stay.
 """
 
@@ -15,10 +15,12 @@ import re
 import sys
 from pathlib import Path
 
-import beyond
-import results
-
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "lab" / "scripts"))
+
+import beyond  # noqa: E402
+import results  # noqa: E402
+
 WIDTH_MAX = 120
 WIDTH = 100
 
@@ -35,7 +37,7 @@ def pages(root: Path = ROOT) -> list[Path]:
     """Every page for people: those of `docs` and those beside the code."""
     beside = [
         *root.glob("*.md"),
-        root / "peers" / "README.md",
+        *(root / "lab").glob("**/README.md"),
         root / "examples" / "README.md",
     ]
     return sorted([*beside, *(root / "docs").rglob("*.md")])

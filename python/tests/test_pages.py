@@ -23,7 +23,8 @@ LINK = re.compile(r"(?<!!)\[(?:[^][]|\[[^]]*\])*\]\(([^)\s]+)\)|!\[[^]]*\]\(([^)
 
 
 def pages() -> list[Path]:
-    beside = [*ROOT.glob("*.md"), ROOT / "peers" / "README.md", ROOT / "examples" / "README.md"]
+    beside = [*ROOT.glob("*.md"), *(ROOT / "lab").glob("**/README.md")]
+    beside.append(ROOT / "examples" / "README.md")
     return sorted([*beside, *(ROOT / "docs").rglob("*.md")])
 
 
@@ -112,6 +113,8 @@ def test_pages_that_are_made_from_something_are_up_to_date() -> None:
 def test_every_page_of_docs_is_on_the_site() -> None:
     contents = (ROOT / "docs" / "contents.rst").read_text()
     listed = set(re.findall(r"^   ([\w./-]+)$", contents, re.MULTILINE))
+    laboratory = (ROOT / "lab" / "README.md").read_text()
+    listed |= set(re.findall(r"^\.\./docs/([\w./-]+)$", laboratory, re.MULTILINE))
     expected = {str(page.relative_to(ROOT / "docs"))[:-3] for page in (ROOT / "docs").rglob("*.md")}
     decisions = {page for page in expected if page.startswith("decisions/0")}
     assert expected - decisions - {"index"} <= listed
@@ -160,7 +163,7 @@ def test_the_readme_is_read_in_five_minutes() -> None:
 
 
 def results_script(*arguments: object) -> str:
-    command = [sys.executable, str(ROOT / "scripts" / "results.py"), *map(str, arguments)]
+    command = [sys.executable, str(ROOT / "lab" / "scripts" / "results.py"), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
