@@ -136,21 +136,21 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     limits.add_argument(
         "--max-request-bytes",
-        type=output.parse_bytes,
+        type=output.size,
         default=64 << 20,
         metavar="B",
         help="size of a request (64MiB)",
     )
     limits.add_argument(
         "--max-reply-bytes",
-        type=output.parse_bytes,
+        type=output.size,
         default=64 << 20,
         metavar="B",
         help="size of a reply, and of all that a client has not taken (64MiB)",
     )
     limits.add_argument(
         "--client-memory",
-        type=output.parse_bytes,
+        type=output.size,
         metavar="B",
         help="requests and replies of all clients together, beside --memory; past it the client "
         "with most of them is cut off (four times --max-reply-bytes)",

@@ -204,7 +204,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="count malformed lines and go on; without it the first one ends the run",
     )
     running.add_argument(
-        "--max-disk", type=output.parse_bytes, metavar="SIZE", help="most bytes the store may take"
+        "--max-disk", type=output.size, metavar="SIZE", help="most bytes the store may take"
     )
     running.add_argument("--io", choices=("auto", "uring", "pread"), default="auto", help="(auto)")
     running.add_argument("--policy", choices=("lru", "lfu"), default="lfu", help="eviction (lfu)")
@@ -240,7 +240,7 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--window-bytes",
-        type=output.parse_bytes,
+        type=output.size,
         metavar="SIZE",
         help="most of the memory that announced batches take, rows apart, up to a half of it "
         "(a quarter at most)",
