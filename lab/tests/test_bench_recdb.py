@@ -11,10 +11,10 @@ import pytest
 
 from embedrock.errors import MisuseError
 from embedrock.observe.trace import Trace
-from embedrock_lab.bench.recdb import ours
-from embedrock_lab.bench.recdb.load import Load, criteo_log, criteo_shaped
-from embedrock_lab.bench.recdb.model import pages_by_count
-from embedrock_lab.bench.recdb.summary import of_peer, summary
+from embedrock_lab.bench.replay.recdb import ours
+from embedrock_lab.bench.replay.recdb.load import Load, criteo_log, criteo_shaped
+from embedrock_lab.bench.replay.recdb.model import pages_by_count
+from embedrock_lab.bench.replay.recdb.summary import of_peer, summary
 from embedrock_lab.commands.bench import main
 
 OURS = ["lsm", "+ sorter"]

@@ -710,6 +710,7 @@ def test_a_program_that_fails_within_the_loop_ends(tmp_path: Path) -> None:
     assert "ZeroDivisionError" in done.stderr and done.returncode == 1
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", ["look-ahead", "pipeline", "both"])
 def test_the_engines_window_changes_no_bit(tmp_path: Path, how: str) -> None:
     batches = clicks()
@@ -731,6 +732,7 @@ def test_the_engines_window_changes_no_bit(tmp_path: Path, how: str) -> None:
     assert window["rows_loaded"] > 1000 or window["starved"], window
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", ["look-ahead", "pipeline"])
 def test_beginning_and_ending_to_announce_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str

@@ -12,6 +12,8 @@ pytest.importorskip("torch")
 from rankruns import Chain, manifests
 from test_rank_kills import killed_at_random, same_as_whole
 
+pytestmark = pytest.mark.long
+
 
 def test_thirty_kills_at_random_moments_leave_a_common_step_each_time(tmp_path: Path) -> None:
     killed_at_random(tmp_path, 30, 30)

@@ -38,6 +38,7 @@ def steps(count, size=100, seed=1):
     return [rng.integers(0, ROWS, size) for _ in range(count)]
 
 
+@pytest.mark.alone
 @pytest.mark.filterwarnings("ignore::embedrock.UncommittedWarning")
 def test_rows_are_read_ahead_and_trained_in_place(store):
     items, tags = store.tables["items"], store.tables["tags"]

@@ -1,4 +1,4 @@
-//! What a server withstands: moves between commits, slow clients, a full disk.
+//! Robustness of a server: moves between commits, slow clients, a full disk.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
 use crate::common::*;

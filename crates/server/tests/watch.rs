@@ -1,4 +1,4 @@
-//! What who watches a server sees: its page, its numbers, and hot rows that came without a pull.
+//! Monitoring of a server: its page, its numbers, and hot rows that came without a pull.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
 use embedrock_core::config::{Memory, StoreOptions, TableSpec};

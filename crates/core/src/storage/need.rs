@@ -50,7 +50,7 @@ const LSM_BLOCKS_BYTES: u64 = 16;
 /// Edits and tombstones of an lsm are handed to the journal when they are this long, or sooner.
 const LSM_PORTION_BYTES: usize = 64 << 10;
 
-/// What the index of a new table takes.
+/// The memory of the index of a new table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct IndexMemory {
     /// Bytes from the beginning.
@@ -213,7 +213,7 @@ pub(super) fn change_bytes_beside(kind: StorageKind) -> u64 {
 pub(crate) struct DiskNeed {
     /// Beside the store's other files.
     pub own: u64,
-    /// Where files lie that may lie apart.
+    /// The folder of files that may be apart.
     pub apart: u64,
 }
 
@@ -231,7 +231,7 @@ impl std::ops::AddAssign for DiskNeed {
     }
 }
 
-/// What a storage of so many rows needs to work well, all of them written.
+/// The disk bytes that a storage of so many rows needs to work well, all of them written.
 pub(crate) fn disk_bytes_for(
     kind: StorageKind,
     rows: u64,

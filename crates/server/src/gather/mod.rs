@@ -40,7 +40,7 @@ pub const VIEWS_HELD_MOST: Duration = Duration::from_secs(2);
 /// may acknowledge it 200 ms later.
 pub const VIEWS_WANTED_MOST: Duration = Duration::from_secs(1);
 
-/// Where rows lie.
+/// The place of rows.
 pub trait RowSource: Sync {
     /// The rows of keys, each verified, or why they cannot be lent: `keys (N,)`. `None` where too
     /// much is lent already; then they are copied.
@@ -50,7 +50,7 @@ pub trait RowSource: Sync {
     fn copy(&self, keys: &[u64], rows: &mut [u8]) -> io::Result<()>;
 }
 
-/// What a thread sends with.
+/// The senders of a thread.
 #[derive(Default)]
 pub(crate) struct Gatherer {
     zero_copy: Option<Arc<Ring>>,
@@ -75,7 +75,7 @@ impl Gatherer {
         }
     }
 
-    /// What is readable when [`land`](Self::land) has something to do.
+    /// The descriptor that is readable when [`land`](Self::land) has something to do.
     pub(crate) fn descriptor(&self) -> Option<RawFd> {
         self.zero_copy.as_ref().map(|ring| ring.lock().descriptor())
     }

@@ -258,7 +258,7 @@ fn a_power_cut_at_any_write_leaves_the_catalog_of_a_commit() {
                 }
             }
         }
-        assert!(cuts > 30, "{cuts} cuts");
+        assert!(cuts * stride(11) > 150, "{cuts} cuts");
     });
 }
 
