@@ -47,7 +47,7 @@ RUST_TESTS := cargo test --locked --workspace --all-features
 # The extension for tests, with the profile and the features of the Rust tests: the engine is
 # compiled once for both. Its assertions are on. It takes the place of the fast one until `make setup`.
 TEST_BUILD := $(BIN)/maturin develop --uv --locked \
-	--features embedrock-core/kill,embedrock-core/parts,embedrock-torture/planted
+	--features embedrock-core/kill,embedrock-torture/planted
 # The extension that checks look at: what `make setup` has installed, or else the one for tests.
 BUILT ?= $(firstword $(wildcard $(STAMPS)/build-release) $(STAMPS)/build-test)
 # What runs side by side keeps two cores busy: compilers and checks have moments with one thread.

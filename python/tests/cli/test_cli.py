@@ -231,18 +231,58 @@ def test_keyboard_interrupt_is_exit_status_130(monkeypatch):
     assert cli.main(["info", "somewhere"]) == 130
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("1000", 1000), ("1KiB", 1024), ("1.5 MiB", 1572864), ("2GB", 2 * 10**9), ("7b", 7)],
-)
+SIZES = [("1000", 1000), ("1KiB", 1024), ("1.5 MiB", 1572864), ("2GB", 2 * 10**9), ("7b", 7)]
+SIZES += [
+    ("2G", 2 << 30),
+    ("512M", 512 << 20),
+    (" 64k ", 64 << 10),
+    ("1t", 1 << 40),
+    (".5gIb", 1 << 29),
+]
+
+
+# `--max-disk 2G` was refused where `--memory 2G` worked: there was a second grammar.
+@pytest.mark.parametrize(("text", "count"), SIZES)
 def test_sizes_are_read(text: str, count: int):
-    assert output.parse_bytes(text) == count
+    assert output.size(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "0", "1XB", "nan", "inf"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "-1",
+        "0",
+        "0.5",
+        "1XB",
+        "1kx",
+        "1ki",
+        "1.2.3",
+        "1e3",
+        "10%",
+        "nan",
+        "inf",
+        "9" * 400,
+    ],
+)
 def test_what_is_no_size_is_refused(text: str):
-    with pytest.raises(argparse.ArgumentTypeError, match="is no size"):
-        output.parse_bytes(text)
+    with pytest.raises(argparse.ArgumentTypeError, match="is no size; examples: 512MB, 2GiB, 2G"):
+        output.size(text)
+
+
+def test_each_option_that_is_a_size_reads_it_as_memory_is_read(capsys: pytest.CaptureFixture[str]):
+    parser = cli.parser()
+    train = ["train", "--data", "a.csv", "--max-disk", "2G", "--window-bytes", "64k"]
+    train = parser.parse_args(train)
+    assert (train.max_disk, train.window_bytes) == (2 << 30, 64 << 10)
+    serve = ["serve", "s", "--client-memory", "1G", "--max-request-bytes", "8M"]
+    serve = parser.parse_args([*serve, "--max-reply-bytes", "512KiB"])
+    assert serve.client_memory == 1 << 30
+    assert (serve.max_request_bytes, serve.max_reply_bytes) == (8 << 20, 512 << 10)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["train", "--data", "a.csv", "--max-disk", "2X"])
+    assert "argument --max-disk: '2X' is no size" in capsys.readouterr().err
 
 
 def test_layers_shares_and_counts_are_read_or_refused():

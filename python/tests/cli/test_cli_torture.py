@@ -13,7 +13,7 @@ from embedrock.cli import main
 
 
 def torture(*arguments):
-    command = [sys.executable, "-m", "embedrock.cli", "torture", *arguments]
+    command = [sys.executable, "-m", "embedrock", "torture", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 

@@ -88,13 +88,13 @@ def arguments(folder: Path, store: str, *more: str) -> list[str]:
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return withtorch.run(["-m", "embedrock.cli", *command])
+    return withtorch.run(["-m", "embedrock", *command])
 
 
 def test_ctrl_c_commits_the_step_and_the_resumed_run_ends_with_the_same_bits(
     tmp_path: Path, terminals: list[Terminal], capsys: pytest.CaptureFixture[str]
 ):
-    command = ["-m", "embedrock.cli"]
+    command = ["-m", "embedrock"]
     terminal = Terminal([*command, *arguments(tmp_path, "stopped", "--epochs", "100000")])
     terminals.append(terminal)
     terminal.wait_for("training: ")

@@ -183,7 +183,7 @@ TRAIN += ["--batch-size", "256", "--epochs", "2"]
 
 
 def train(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    return withtorch.run(["-m", "embedrock.cli", *TRAIN, *more], cwd=folder)
+    return withtorch.run(["-m", "embedrock", *TRAIN, *more], cwd=folder)
 
 
 # One label and five columns could not be trained: Criteo's, Avazu's and MovieLens's files alone.

@@ -320,9 +320,10 @@ RATES = [
 ]
 
 
+@pytest.mark.parametrize("tables_first", [False, True])
 @pytest.mark.parametrize(("groups", "rate", "said"), RATES)
 def test_small_tables_that_are_trained_at_another_rate_are_warned_of(
-    store: embedrock.Store, groups: Any, rate: float, said: str | None
+    store: embedrock.Store, groups: Any, rate: float, said: str | None, tables_first: bool
 ) -> None:
     # Left with torch's Adam at 0.001 where the others had Adagrad at 0.05, they cost an AUC .015.
     model = torch.nn.ModuleDict(
@@ -336,7 +337,8 @@ def test_small_tables_that_are_trained_at_another_rate_are_warned_of(
         model["users"](torch.tensor([1, 2])).sum().backward()
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            tables.step()
+            for each in (tables, small) if tables_first else (small, tables):
+                each.step()
         found = [str(one.message) for one in told if "left" in str(one.message)]
         if said is None or not first:
             assert found == []

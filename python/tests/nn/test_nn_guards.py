@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,17 +62,44 @@ def test_dense_parameters_are_those_that_are_not_rows(model: Any) -> None:
 
 
 def test_an_optimizer_that_takes_waiting_rows_is_warned_of(model: Any) -> None:
-    def make_all() -> None:
-        torch.optim.Adam(nn.dense_parameters(model))
-        optim.SGD(model, lr=0.1)
+    def first_step(optimizer: torch.optim.Optimizer) -> list[str]:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            optimizer.step()
+        assert all(each.filename == __file__ for each in told)
+        return [str(each.message) for each in told]
 
-    torch.optim.Adam(model.parameters())
+    early = torch.optim.Adam(model.parameters())
     model(BATCH).sum().backward()
-    make_all()
-    with pytest.warns(UserWarning, match=r"Adam was given the rows of table 'ads'.*dense_param"):
-        torch.optim.Adam(model.parameters())
-    optim.SGD(model, lr=0.1).zero_grad()
-    torch.optim.Adam(model.parameters())
+    tables = optim.SGD(model, lr=0.1)
+    dense = torch.optim.Adam(nn.dense_parameters(model))
+    both = optim.Together(torch.optim.SGD(nn.dense_parameters(model), lr=0.1), tables)
+    late = torch.optim.Adam(model.parameters())
+    assert first_step(early) == first_step(dense) == []
+    said = first_step(late)
+    assert len(said) == 1
+    assert re.search(r"Adam was given the rows of table 'ads'.*nn\.dense_param", said[0])
+    assert first_step(late) == first_step(both) == first_step(tables) == []
+    tables.zero_grad()
+    assert first_step(torch.optim.Adam(model.parameters())) == []
+
+
+def test_a_group_that_takes_waiting_rows_later_is_warned_of(model: Any) -> None:
+    dense = torch.optim.SGD(nn.dense_parameters(model), lr=0.1)
+    dense.step()
+    model(BATCH).sum().backward()
+    kept = {id(parameter) for parameter in nn.dense_parameters(model)}
+    rows = [parameter for parameter in model.parameters() if id(parameter) not in kept]
+    dense.add_param_group({"params": rows})
+    with pytest.warns(UserWarning, match="SGD was given the rows of table 'ads'"):
+        dense.step()
+
+
+def test_torchs_optimizers_have_no_method_of_ours() -> None:
+    ours = str(Path(embedrock.__file__).parent)
+    methods = [getattr(method, "__code__", None) for method in vars(torch.optim.Optimizer).values()]
+    files = [code.co_filename for code in methods if code is not None]
+    assert len(files) > 10 and not any(file.startswith(ours) for file in files)
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, pickle.dumps])

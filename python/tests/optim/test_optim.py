@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -553,3 +554,20 @@ def test_torch_optimizer_made_before_the_first_forward_takes_dense_parameters_on
     model = torch.nn.Sequential(embedding(store), torch.nn.Linear(DIM, 1))
     dense = torch.optim.Adam(model.parameters())
     assert sum(len(group["params"]) for group in dense.param_groups) == 2
+
+
+def found_by_registries(base: type) -> Iterator[type]:
+    """What ``class_resolver``, with which PyKEEN registers optimizers, finds below a class: nothing
+    of private modules, and nothing of other packages than that of the parent."""
+    for one in base.__subclasses__():
+        yield from found_by_registries(one)
+        private = any(part.startswith("_") for part in [*one.__module__.split("."), one.__name__])
+        if not private and one.__module__.split(".")[0] == base.__module__.split(".")[0]:
+            yield one
+
+
+# Behind embedrock.optim PyKEEN could not be imported: there were two optimizers named Adam.
+def test_registries_of_torchs_optimizers_find_none_of_ours() -> None:
+    found = {*found_by_registries(torch.optim.Optimizer)}
+    assert torch.optim.Adam in found
+    assert [one for one in found if one.__module__.startswith("embedrock")] == []

@@ -70,7 +70,7 @@ def test_train_finds_it_out_before_it_reads_the_data(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a").touch()
     (tmp_path / "no.tsv").write_text("no line of Criteo\n")
-    command = [sys.executable, "-m", "embedrock.cli", "train", "--data", "no.tsv"]
+    command = [sys.executable, "-m", "embedrock", "train", "--data", "no.tsv"]
     command += ["--format", "criteo", "--store", "full"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2

@@ -384,7 +384,7 @@ def test_copies_and_checks_know_the_dtype(tmp_path: Path, dtype: str) -> None:
         np.testing.assert_array_equal(store.table("t").get([5]), expected)
         store.commit(100)
     done = subprocess.run(
-        [sys.executable, "-m", "embedrock.cli", "info", str(tmp_path / "a"), "--json"],
+        [sys.executable, "-m", "embedrock", "info", str(tmp_path / "a"), "--json"],
         capture_output=True,
         text=True,
         check=True,

@@ -15,7 +15,7 @@ import pytest
 
 import embedrock
 from embedrock import _memory
-from embedrock.errors import BudgetError, BudgetWarning, MisuseError
+from embedrock.errors import BudgetError, BudgetWarning, LockedError, MisuseError
 
 ROWS = np.arange(200)
 
@@ -151,7 +151,7 @@ def test_an_index_that_outgrew_per_cent_is_answered_in_per_cent(tmp_path: Path) 
 def test_the_command_answers_in_its_own_options(tmp_path: Path) -> None:
     lines = [f"{i % 2},{i},{i % 7}" for i in range(300_000)]
     (tmp_path / "a.csv").write_text("\n".join(["y,a,b", *lines]))
-    command = [sys.executable, "-m", "embedrock.cli", "train", "--data", "a.csv", "--format", "csv"]
+    command = [sys.executable, "-m", "embedrock", "train", "--data", "a.csv", "--format", "csv"]
     command += ["--label", "y", "--categorical", "a,b", "--store", "s", "--memory", "128KiB"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
@@ -210,3 +210,41 @@ def test_readers_look_at_commits_of_a_store_whose_tables_grow(tmp_path: Path) ->
             reader.table("words").get([1])
     with pytest.raises(BudgetError, match="give at least memory="):
         embedrock.open(tmp_path / "s", "10kb", read_only=True)
+
+
+SIZES: dict[str, Any] = {
+    "max_disk_bytes": "64MiB",
+    "max_held_bytes": "0.5G",
+    "page_bytes": "4k",
+    "segment_bytes": "1 MiB",
+    "window_bytes": "512KiB",
+}
+
+
+def test_all_sizes_of_a_store_are_written_as_memory_is(tmp_path: Path) -> None:
+    with embedrock.open(tmp_path / "s", "8MiB", **SIZES) as store:
+        assert store.stats()["max_disk_bytes"] == 64 << 20
+        in_bytes = dict(zip(SIZES, (64 << 20, 1 << 29, 4096, 1 << 20, 512 << 10), strict=True))
+        assert embedrock.open(tmp_path / "s", 8 << 20, **in_bytes) is store
+        with pytest.raises(LockedError, match="max_disk_bytes"):
+            embedrock.open(tmp_path / "s", "8MiB", **{**SIZES, "max_disk_bytes": "64MB"})
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("given", ["lots", "10%", "2 XB", "-1", "1e9", "9" * 400, "", b"1G", 2.5])
+def test_a_size_that_is_none_is_refused_by_its_name(tmp_path: Path, name: str, given: Any) -> None:
+    with pytest.raises(MisuseError, match=rf"^{name} is .*, expected"):
+        embedrock.open(tmp_path / "s", "8MiB", **{name: given})
+    assert not (tmp_path / "s").exists()
+
+
+def test_sizes_elsewhere_are_written_as_memory_is(tmp_path: Path) -> None:
+    with embedrock.open(tmp_path / "s", "8MiB") as store:
+        with store.record("1k") as recording:
+            assert recording.running
+        with pytest.raises(MisuseError, match="max_bytes is 'much', expected bytes, \"512MB\""):
+            store.record("much")
+        with pytest.raises(MisuseError, match="key_bytes is 'much', expected bytes"):
+            embedrock.StepReport(store, key_bytes="much")
+    with pytest.raises(MisuseError, match="segment_bytes is 0, expected 1 or more"):
+        embedrock.follow.LogWriter(tmp_path / "log", segment_bytes="0.1")
