@@ -36,6 +36,7 @@ mod index;
 pub mod index;
 pub mod init;
 pub mod io;
+pub mod logs;
 #[cfg(not(feature = "parts"))]
 mod metrics;
 #[cfg(feature = "parts")]
