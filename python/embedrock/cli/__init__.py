@@ -31,6 +31,7 @@ from embedrock.cli import (
     freeze,
     grow,
     info,
+    logs,
     pin,
     place,
     pull,
@@ -56,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     warnings.showwarning = functools.partial(_show_warning, arguments)
     try:
-        status: int = arguments.run(arguments)
+        with logs.lines(getattr(arguments, "log_level", None)):
+            status: int = arguments.run(arguments)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from embedrock.cli import follow_store, output
+from embedrock.cli import follow_store, logs, output
 from embedrock.errors import MisuseError
 from embedrock.training.interrupt import EXIT_INTERRUPTED, Interrupt
 
@@ -118,6 +118,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "error",
     )
     output.add_json(command)
+    logs.add(command, "warn", "of the store and its files")
     command.set_defaults(run=run)
     return command
 
