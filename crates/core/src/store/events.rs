@@ -140,14 +140,17 @@ impl Store {
             engine.tables.iter().map(|table| table.record.spec.storage.name()).collect();
         kinds.sort_unstable();
         kinds.dedup();
+        let kinds = match kinds[..] {
+            [] => String::new(),
+            _ => format!(" ({})", kinds.join(", ")),
+        };
         info!(
             target: STORE,
-            "{path}: opened to {} at {}, {} tables ({}) with {rows} rows, {} on disk, memory {}, \
+            "{path}: opened to {} at {}, {} tables{kinds} with {rows} rows, {} on disk, memory {}, \
              {}, in {}",
             what_for(options, inner.is_held()),
             Of(last.as_ref()),
             engine.tables.len(),
-            kinds.join(", "),
             Bytes(inner.rows_disk_bytes.load(Ordering::Relaxed)),
             Budget(options.memory),
             inner.medium.kind(),
