@@ -12,15 +12,8 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 ADAPTERS := $(CURDIR)/.cache/adapters
 OLDEST := $(CURDIR)/.cache/oldest
-# The look-ahead window's threads have what time others leave: its tests run alone.
-AHEAD := $(addprefix python/tests/,test_announcing.py test_bench_lookahead.py \
-	test_lookahead_loader.py test_lookahead_pays.py test_lookahead_traps.py test_pipeline.py \
-	test_prefetch.py test_store_window.py test_train_lookahead.py)
-# Whole contests of several processes, benchmarks that train, and an S3 server that takes three
-# minutes to build: a command of their own.
-LONG := $(addprefix python/tests/,test_bench_demo.py test_bench_demo_shaped.py test_bench_kge.py \
-	test_bench_loops.py test_bench_models.py test_bench_race.py test_bench_ranks.py \
-	test_bench_settings.py test_bench_staleness.py test_objects_s3.py test_rank_kills_long.py)
+# Files with tests of a mark (pyproject.toml says what it means): others need not be looked at.
+marked = $(shell grep -rl --include='test_*.py' 'pytest.mark.$1' python/tests)
 RULES := $(addprefix python/tests/,test_tidy.py test_pages.py test_layers.py test_engine_layers.py)
 RUST := $(shell find crates -name '*.rs' -o -name Cargo.toml 2>/dev/null)
 
@@ -31,13 +24,13 @@ export CARGO_INCREMENTAL ?= 0
 export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(BIN)/python
 
-.PHONY: help setup demo docs pages test contests adapters built-tests check check-rust check-python tsan \
+.PHONY: help setup demo docs pages test contests nightly adapters built-tests check check-rust check-python tsan \
 	torture planted bench peers wheel format lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMPS)/build ## Make .venv, install the locked dependencies, build the package
+setup: $(STAMPS)/build-release $(STAMPS)/lab ## Make .venv, install the locked dependencies, build the package
 
 demo: setup ## Show results and speed at 10 % memory beside plain PyTorch, in two minutes
 	$(BIN)/embedrock demo --cache-dir .cache
@@ -45,44 +38,70 @@ demo: setup ## Show results and speed at 10 % memory beside plain PyTorch, in tw
 docs: setup $(STAMPS)/docs ## Build the site into .cache/site
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs . .cache/site
 
-pages: $(STAMPS)/uv ## Bring examples and tables of results into the pages, and wrap wide lines
+pages: $(STAMPS)/uv ## Bring examples, tables of results and docstrings into the pages, and wrap wide lines
 	$(BIN)/python scripts/pages.py
 
-RUST_TESTS := cargo test --locked --workspace --exclude embedrock-python \
-	--exclude embedrock-partbench --all-features
+# The crate of the extension has no Rust tests. Without it cargo would choose other features of what
+# macros are made with, and compile everything a second time for the extension.
+RUST_TESTS := cargo test --locked --workspace --all-features
+# The extension for tests, with the profile and the features of the Rust tests: the engine is
+# compiled once for both. Its assertions are on. It takes the place of the fast one until `make setup`.
+TEST_BUILD := $(BIN)/maturin develop --uv --locked \
+	--features embedrock-core/kill,embedrock-core/parts,embedrock-torture/planted
+# The extension that checks look at: what `make setup` has installed, or else the one for tests.
+BUILT ?= $(firstword $(wildcard $(STAMPS)/build-release) $(STAMPS)/build-test)
 # What runs side by side keeps two cores busy: compilers and checks have moments with one thread.
 # Tests of Rust and of Python do not: the look-ahead window's threads have what time others leave.
 # Both wait for the disk and for processes that they begin, so there are more of them than cores.
 # What a file makes once for its tests is made by one worker (python/conftest.py).
 BESIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
-test: ## Run the checks, build the site, run the tests: Rust, Python, documented examples
-	@echo "Checks, the site and the build of the tests run side by side and print when they are done."
-	$(BESIDE) check docs built-tests
+test: ## Run the checks and the tests: Rust, Python, documented examples
+	@echo "Checks and the build of the tests run side by side and print when they are done."
+	$(BESIDE) BUILT=$(STAMPS)/build-test check built-tests
 	RUST_TEST_THREADS=4 $(RUST_TESTS)
-	$(BIN)/python -m pytest -n 3 --dist loadscope --durations=20 \
-		$(AHEAD:%=--ignore=%) $(RULES:%=--ignore=%) $(LONG:%=--ignore=%)
-	$(BIN)/python -m pytest --durations=10 $(AHEAD)
+	$(BIN)/python -m pytest -n 3 --dist loadscope --durations=20 -m "not long and not alone" \
+		$(RULES:%=--ignore=%)
+	$(BIN)/python -m pytest --durations=10 -m "alone and not long" $(call marked,alone)
 
-contests: setup ## Run the tests of the benchmarks that train, and those with an S3 server: ten minutes
-	$(BIN)/python -m pytest $(LONG)
+contests: setup ## Run the tests of the laboratory, long kills, and those with an S3 server
+	cargo clippy --locked --manifest-path lab/Cargo.toml --all-targets --profile test -- -D warnings
+	cargo test --locked --manifest-path lab/Cargo.toml --workspace --exclude embedrock-partbench
+	$(BIN)/python -m pytest -m long $(call marked,long)
+	$(BIN)/python -m pytest lab/tests lab/embedrock_lab
 
 adapters: setup $(ADAPTERS)/.installed $(OLDEST)/.installed ## Run the tests beside the libraries that Embedrock adapts to
-	PYTHONPATH=python $(ADAPTERS)/bin/python -m pytest python/tests/adapters python/embedrock/adapters
+	PYTHONPATH=python:lab $(ADAPTERS)/bin/python -m pytest python/tests/adapters \
+		python/embedrock/adapters lab/tests/adapters
 	PYTHONPATH=python $(ADAPTERS)/bin/python -m pytest python/tests/test_examples.py -k "hf_ or lightning or on_a_graph or graph_from"
 	PYTHONPATH=python $(OLDEST)/bin/python -m pytest $(addprefix python/tests/,test_nn_bags.py test_nn_pool.py test_nn_equal.py)
 
-built-tests: $(STAMPS)/uv
+# What random tests can be told to do: CONTRIBUTING.md says what these are.
+nightly: export EMBEDROCK_CUTS := 1
+nightly: export EMBEDROCK_SEEDS := 6
+nightly: export EMBEDROCK_KILLS := 50
+nightly: export EMBEDROCK_FUZZ := 400
+nightly: export EMBEDROCK_FORKS := 200
+nightly: ## Run all there is, with every power cut and many seeds: checks, tests, contests, adapters, the site
+	$(MAKE) --no-print-directory test
+	$(MAKE) --no-print-directory contests
+	$(MAKE) --no-print-directory adapters
+	$(MAKE) --no-print-directory torture MINUTES=10
+	$(MAKE) --no-print-directory planted
+	$(MAKE) --no-print-directory docs
+
+built-tests: $(STAMPS)/build-test
 	$(RUST_TESTS) --no-run
 
 check: check-rust check-python ## Formatting, lints, types, links, and the rules of this repository
 
 check-rust: $(STAMPS)/uv
 	cargo fmt --all --check
+	cargo fmt --all --check --manifest-path lab/Cargo.toml
 	@# With the profile of the tests both use the same macros and build scripts.
 	cargo clippy --locked --workspace --all-targets --all-features --profile test -- -D warnings
 
-check-python: setup
+check-python: $(BUILT) $(STAMPS)/lab
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/python -m pytest -q $(RULES)
@@ -119,13 +138,14 @@ bench: setup ## Run every benchmark as it is defined, beside the peers; reports 
 # FASTER=/path/to/a/checkout of microsoft/FASTER builds that too.
 peers: export PEERS_FASTER := $(if $(FASTER),$(abspath $(FASTER)))
 peers: ## Build what `bench cache`, `pethash` and `race` compare with
-	cargo build --release --locked -p embedrock-cachebench -p embedrock-hashbench
+	cargo build --release --locked --manifest-path lab/Cargo.toml -p embedrock-cachebench \
+		-p embedrock-hashbench
 	@mkdir -p .cache/peers
 	install $(CARGO_TARGET_DIR)/release/embedrock-cachebench .cache/peers/embedrock-cachebench
 	install $(CARGO_TARGET_DIR)/release/embedrock-hashbench .cache/peers/embedrock-hashbench
-	@scripts/check-peers.sh "$(PEERS_FASTER)"
+	@lab/scripts/check-peers.sh "$(PEERS_FASTER)"
 	RUSTFLAGS="-C target-cpu=native" cargo build --release --locked \
-		--manifest-path peers/Cargo.toml --target-dir $(CARGO_TARGET_DIR)/peers
+		--manifest-path lab/peers/Cargo.toml --target-dir $(CARGO_TARGET_DIR)/peers
 	install $(CARGO_TARGET_DIR)/peers/release/embedrock-peers .cache/peers/embedrock-peers
 
 wheel: $(STAMPS)/wheel ## Build the sdist and a wheel for each architecture into dist, and try them
@@ -133,6 +153,7 @@ wheel: $(STAMPS)/wheel ## Build the sdist and a wheel for each architecture into
 
 format: setup ## Format Rust and Python sources
 	cargo fmt --all
+	cargo fmt --all --manifest-path lab/Cargo.toml
 	$(BIN)/ruff check --fix-only --quiet
 	$(BIN)/ruff format
 
@@ -159,7 +180,7 @@ lock: $(STAMPS)/uv ## Resolve the dependencies anew and write the locked lists
 
 clean: ## Remove everything that these targets made
 	rm -rf $(VENV) target .cache dist python/embedrock/*.so
-	find python -name __pycache__ -prune -exec rm -rf {} +
+	find python lab -name __pycache__ -prune -exec rm -rf {} +
 
 # Each stamp is newer than everything it was made from, so that a second call does nothing.
 $(STAMPS)/uv: requirements/uv.txt scripts/check-tools.sh
@@ -190,6 +211,18 @@ $(STAMPS)/wheel: requirements/wheel.txt $(STAMPS)/uv
 	$(BIN)/uv pip install --compile-bytecode --require-hashes -r $<
 	@touch $@
 
-$(STAMPS)/build: pyproject.toml Cargo.toml Cargo.lock $(RUST) $(STAMPS)/dependencies
-	$(BIN)/maturin develop --release --uv --locked
+# As it lies here, without what it depends on: that is locked.
+$(STAMPS)/lab: lab/pyproject.toml $(STAMPS)/dependencies
+	$(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable lab
 	@touch $@
+
+# One extension is installed: each stamp takes away the other.
+SOURCES := pyproject.toml Cargo.toml Cargo.lock $(RUST)
+
+$(STAMPS)/build-release: $(SOURCES) $(STAMPS)/dependencies
+	$(BIN)/maturin develop --release --uv --locked
+	@rm -f $(STAMPS)/build-test && touch $@
+
+$(STAMPS)/build-test: $(SOURCES) $(STAMPS)/dependencies
+	$(TEST_BUILD)
+	@rm -f $(STAMPS)/build-release && touch $@

@@ -42,6 +42,8 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
 for end in ("_core.abi3.so", "_core.pyi", "py.typed", "licenses/LICENSE"):
     if not any(name.endswith(end) for name in names):
         sys.exit(f"wheel: {sys.argv[1]} lacks {end}")
+if laboratory := [name for name in names if name.startswith("embedrock_lab")]:
+    sys.exit(f"wheel: {sys.argv[1]} has the laboratory: {laboratory}")
 if named:
     sys.exit(f"wheel: {sys.argv[1]} names the folders it was built in: {named}")
 EOF

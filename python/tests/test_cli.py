@@ -13,7 +13,6 @@ import pytest
 
 import embedrock
 from embedrock import cli
-from embedrock.bench import BENCHES, load
 from embedrock.cli import output
 from embedrock.cli.wording import one_line
 from embedrock.report import progress
@@ -64,20 +63,12 @@ def _run(*command: str, before: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
-# "No module named 'torch'" was all that train said, and demo printed a child's traceback.
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["train", "--data", "a", "--format", "criteo", "--store", "s"],
-        ["demo"],
-        ["bench", "demo", "--criteo-shaped"],
-    ],
-)
-def test_without_torch_commands_say_what_to_install(tmp_path: Path, command: list[str]):
+# "No module named 'torch'" was all that train said.
+def test_without_torch_train_says_what_to_install():
+    command = ["train", "--data", "a", "--format", "criteo", "--store", "s"]
     done = _run(*command, before="sys.modules['torch'] = None")
     assert done.returncode == 2 and done.stdout == ""
-    name = " ".join(part for part in command[:2] if part in ("train", "bench", "demo"))
-    assert done.stderr == f"embedrock: error: embedrock {name} needs PyTorch: pip install torch\n"
+    assert done.stderr == "embedrock: error: embedrock train needs PyTorch: pip install torch\n"
 
 
 def test_the_package_is_a_command():
@@ -85,18 +76,6 @@ def test_the_package_is_a_command():
         [sys.executable, "-m", "embedrock", "--version"], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, f"embedrock {embedrock.__version__}\n")
-
-
-# It called itself python -m embedrock.bench, and half of its options had no help.
-@pytest.mark.parametrize("name", list(BENCHES))
-def test_help_of_a_benchmark_has_its_name_and_every_option(name: str, capsys):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["bench", name, "--help"])
-    shown = capsys.readouterr().out
-    assert ended.value.code == 0 and shown.startswith(f"usage: embedrock bench {name} ")
-    one = argparse.ArgumentParser()
-    load(name).add_arguments(one)
-    assert [action.option_strings for action in one._actions if not action.help] == []
 
 
 def test_info_as_json_holds_everything(filled_store: Path, capsys):
@@ -221,7 +200,7 @@ def test_a_folder_without_a_store_is_named_and_left_alone(tmp_path: Path, capsys
 
 
 def test_every_command_has_help(capsys):
-    for command in ("train", "demo", "info", "check", "copy", "bench"):
+    for command in ("train", "info", "check", "copy", "serve", "place"):
         with pytest.raises(SystemExit) as ended:
             cli.main([command, "--help"])
         assert ended.value.code == 0
@@ -234,9 +213,14 @@ def test_version_is_that_of_the_package(capsys):
     assert capsys.readouterr().out == f"embedrock {embedrock.__version__}\n"
 
 
-def test_an_unknown_benchmark_lists_those_that_exist(capsys):
-    assert cli.main(["bench", "speed-of-light"]) == 2
-    assert "no benchmark 'speed-of-light', expected one of gather" in capsys.readouterr().err
+@pytest.mark.parametrize("command", [["bench", "gather", "--help"], ["demo", "--memory", "5%"]])
+def test_without_the_laboratory_its_commands_say_how_to_get_it(command: list[str]):
+    done = _run(*command, before="sys.modules['embedrock_lab'] = None")
+    said = f"embedrock: error: embedrock {command[0]} needs the package embedrock_lab"
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(said) and "pip install ./lab" in done.stderr
+    listed = _run("--help", before="sys.modules['embedrock_lab'] = None")
+    assert listed.returncode == 0 and "(in a checkout of the repository)" in listed.stdout
 
 
 def test_keyboard_interrupt_is_exit_status_130(monkeypatch):

@@ -174,11 +174,8 @@ def test_crates_of_pure_parts_see_no_other_crate_of_ours(crate: str) -> None:
 
 
 CRATES = {
-    "cachebench": {"core"},
     "core": {"pmem"},
-    "hashbench": {"pmem"},
     "placement": set(),
-    "partbench": {"core"},
     "pmem": set(),
     "python": {"core", "placement", "server", "torture"},
     "server": {"core", "pmem"},

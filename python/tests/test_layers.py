@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -36,7 +37,6 @@ GROUPS = {
     "models": "models",
     "report": "report",
     "training": "training",
-    "measuring": "bench demo",
     "commands": "cli __main__",
 }
 """Modules and packages by group; a group imports itself and those above it in this list."""
@@ -171,14 +171,17 @@ def test_modules_import_each_other_in_no_circle() -> None:
     assert {"_arguments", "_verbs", "store.store", "table"} <= {*circle(graph)}
 
 
+def test_no_module_needs_the_laboratory() -> None:
+    # It is not in the wheel: the command line looks for it by name.
+    imported = re.compile(r"(from|import) embedrock_lab")
+    found = [one for one, path in modules().items() if imported.search(path.read_text())]
+    assert found == []
+    assert "embedrock_lab" in modules()["cli.laboratory"].read_text()
+
+
 def test_no_module_writes_the_private_fields_of_others() -> None:
     # `Store._run` was written by the pipeline: the lowest level was tied to the highest.
-    tests_of_others = {"bench.staleness_training"}  # puts a slow engine under a store
-    found = {
-        module: private_writes(path.read_text())
-        for module, path in modules().items()
-        if module not in tests_of_others
-    }
+    found = {module: private_writes(path.read_text()) for module, path in modules().items()}
     assert {module: lines for module, lines in found.items() if lines} == {}
     assert private_writes("self._store._run = run")
 

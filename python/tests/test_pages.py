@@ -23,7 +23,8 @@ LINK = re.compile(r"(?<!!)\[(?:[^][]|\[[^]]*\])*\]\(([^)\s]+)\)|!\[[^]]*\]\(([^)
 
 
 def pages() -> list[Path]:
-    beside = [*ROOT.glob("*.md"), ROOT / "peers" / "README.md", ROOT / "examples" / "README.md"]
+    beside = [*ROOT.glob("*.md"), *(ROOT / "lab").glob("**/README.md")]
+    beside.append(ROOT / "examples" / "README.md")
     return sorted([*beside, *(ROOT / "docs").rglob("*.md")])
 
 
@@ -112,6 +113,8 @@ def test_pages_that_are_made_from_something_are_up_to_date() -> None:
 def test_every_page_of_docs_is_on_the_site() -> None:
     contents = (ROOT / "docs" / "contents.rst").read_text()
     listed = set(re.findall(r"^   ([\w./-]+)$", contents, re.MULTILINE))
+    laboratory = (ROOT / "lab" / "README.md").read_text()
+    listed |= set(re.findall(r"^\.\./docs/([\w./-]+)$", laboratory, re.MULTILINE))
     expected = {str(page.relative_to(ROOT / "docs"))[:-3] for page in (ROOT / "docs").rglob("*.md")}
     decisions = {page for page in expected if page.startswith("decisions/0")}
     assert expected - decisions - {"index"} <= listed
@@ -122,7 +125,7 @@ def test_every_page_of_docs_is_on_the_site() -> None:
 
 def test_the_reference_has_every_public_name() -> None:
     text = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
-    listed = set(re.findall(r"^\.\. (?:auto\w+|data):: (embedrock\.[\w.]+)$", text, re.MULTILINE))
+    listed = set(re.findall(r"^<!-- reference: (embedrock\.[\w.]+) -->$", text, re.MULTILINE))
     whole_modules = {"errors", "initializers", "nn", "optim", "optimizers", "placement"}
     whole_modules |= {"distributed", "follow", "kge", "objects", "trace", "weights"}
     single = set(embedrock.__all__) - whole_modules - {"__version__"}
@@ -138,15 +141,6 @@ def test_the_reference_has_every_public_name() -> None:
         assert f"embedrock.{module}" in listed
 
 
-def test_a_page_that_is_made_from_docstrings_says_how_to_read_them_without_the_site() -> None:
-    """In the repository it shows the names of directives, and nothing of what they are."""
-    for page in (ROOT / "docs" / "reference").glob("*.md"):
-        if (
-            made := re.search(r"^\.\. auto\w+:: (\S+)", page.read_text(), re.MULTILINE)
-        ) is not None:
-            assert f"help({made[1]})" in page.read_text(), name(page)
-
-
 def test_the_page_of_errors_has_every_exception() -> None:
     page = (ROOT / "docs" / "how-to" / "when-something-breaks.md").read_text()
     table = set(re.findall(r"^\| `(\w+Error)`", page, re.MULTILINE))
@@ -160,7 +154,7 @@ def test_the_readme_is_read_in_five_minutes() -> None:
 
 
 def results_script(*arguments: object) -> str:
-    command = [sys.executable, str(ROOT / "scripts" / "results.py"), *map(str, arguments)]
+    command = [sys.executable, str(ROOT / "lab" / "scripts" / "results.py"), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import embedrock
-from embedrock.bench.rows import values_of
+from rows import numbered
 
 DENSE, GROWING, DIM = 30_000, 5_000, 8
 
@@ -31,6 +31,10 @@ def path(tmp_path: Path) -> Path:
         growing.delete(growing_keys()[:100])
         store.commit(1)
     return path
+
+
+def values_of(ids: np.ndarray, dim: int, version: int = 0) -> np.ndarray:
+    return numbered(ids, dim) + np.float32(version / 4)
 
 
 def expected(ids: np.ndarray) -> np.ndarray:

@@ -22,15 +22,14 @@ from typing import Any
 from embedrock import __version__
 from embedrock._optional import missing
 from embedrock.cli import (
-    bench,
     check,
     copy,
-    demo,
     drop,
     follow,
     freeze,
     grow,
     info,
+    laboratory,
     logs,
     pin,
     place,
@@ -54,7 +53,11 @@ EXIT_ERROR = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
-    arguments = parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    if given and given[0] in laboratory.COMMANDS and not laboratory.is_installed():
+        print(f"embedrock: error: {laboratory.missing(given[0])}", file=sys.stderr)
+        return EXIT_ERROR
+    arguments = parser().parse_args(given)
     warnings.showwarning = functools.partial(_show_warning, arguments)
     try:
         with logs.lines(getattr(arguments, "log_level", None)):
@@ -84,32 +87,32 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"embedrock {__version__}")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
-    own = (
-        train,
-        follow,
-        demo,
-        info,
-        check,
-        copy,
-        reshard,
-        pin,
-        unpin,
-        push,
-        pull,
-        grow,
-        rename,
-        drop,
-        resize,
-        trace,
-        place,
-        freeze,
-        serve,
-        bench,
-        torture,
-    )
-    for command in own:
-        added = command.add(commands)
-        added.set_defaults(command=command.__name__.rpartition(".")[2])
+    own = {
+        "train": train.add,
+        "follow": follow.add,
+        "demo": laboratory.add_demo,
+        "info": info.add,
+        "check": check.add,
+        "copy": copy.add,
+        "reshard": reshard.add,
+        "pin": pin.add,
+        "unpin": unpin.add,
+        "push": push.add,
+        "pull": pull.add,
+        "grow": grow.add,
+        "rename": rename.add,
+        "drop": drop.add,
+        "resize": resize.add,
+        "trace": trace.add,
+        "place": place.add,
+        "freeze": freeze.add,
+        "serve": serve.add,
+        "bench": laboratory.add_bench,
+        "torture": torture.add,
+    }
+    for name, add in own.items():
+        added = add(commands)
+        added.set_defaults(command=name)
         added.add_argument(
             "--debug",
             action="store_true",
@@ -119,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _without_torch(error: BaseException, command: str) -> BaseException | str:
-    """What is missing and how to get it, of an import of PyTorch that failed."""
+    """The missing package and how to get it, after an import of PyTorch that failed."""
     name = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
     if name.split(".")[0] == "torch" and "needs PyTorch" not in str(error):
         return missing(f"embedrock {command}", "PyTorch", "torch")

@@ -1,4 +1,4 @@
-"""What all modules over tables share: device, parameters that come and go, and what is refused.
+"""The shared part of modules over tables: device, temporary parameters, and refusals.
 
 Owns the module's side of the pending rows. It never fetches rows. What always holds: the rows live
 in the store, so a module's ``state_dict`` says which they were and has none of them, and a module
@@ -24,7 +24,7 @@ from embedrock._arrays import crossing_dtype, dtype_name
 from embedrock._references import is_by_reference
 from embedrock._rows import RowStore, RowTable
 from embedrock.errors import MisuseError, UnsupportedError
-from embedrock.nn import bond
+from embedrock.nn import state_dict_guard
 from embedrock.nn.pending import PendingRows, pending_rows
 from embedrock.nn.references import reduced
 
@@ -35,7 +35,7 @@ Self = TypeVar("Self", bound="RowsModule")
 
 @dataclass(frozen=True, kw_only=True)
 class TableArguments:
-    """What a module was told of a table, as ``Store.table`` takes it."""
+    """A module's description of its table, as ``Store.table`` takes it."""
 
     name: str
     embedding_dim: int
@@ -116,7 +116,7 @@ class RowsModule(nn.Module):  # type: ignore[misc]
 
     @property
     def device(self) -> torch.device:
-        """Where outputs go."""
+        """The device of outputs."""
         return self._place.device
 
     @property
@@ -145,7 +145,7 @@ class RowsModule(nn.Module):  # type: ignore[misc]
         return reduced(self, self._arguments(), attributes, self._named())
 
     def _arguments(self) -> dict[str, Any]:
-        """What a constructor needs beside the store to make the module again."""
+        """The constructor's arguments, apart from the store, to make the module again."""
         raise UnsupportedError(f"{self._named()} says nothing of how it is made again")
 
     def __getattr__(self, name: str) -> Any:
@@ -256,7 +256,7 @@ class RowsModule(nn.Module):  # type: ignore[misc]
 
         Errors: ``ClosedError``, ``ForkedError``.
         """
-        return bond.rows_now(self.store, self.tables)
+        return state_dict_guard.rows_now(self.store, self.tables)
 
     def set_extra_state(self, state: Any) -> None:
         """Checks that the rows are those of a ``state_dict``.
@@ -264,11 +264,11 @@ class RowsModule(nn.Module):  # type: ignore[misc]
         Errors: ``MismatchError`` where they are not, with the way to have them, unless within
         :func:`embedrock.nn.loading_dense_only`.
         """
-        bond.check(state, self.store, self.tables, self._named())
+        state_dict_guard.check(state, self.store, self.tables, self._named())
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """No rows and no optimizer state, which are in the store: only which they are."""
-        destination[prefix + bond.KEY] = self.get_extra_state()
+        destination[prefix + state_dict_guard.KEY] = self.get_extra_state()
 
     def _load_from_state_dict(
         self,
@@ -285,7 +285,7 @@ class RowsModule(nn.Module):  # type: ignore[misc]
         for key in state_dict:
             if not key.startswith(prefix):
                 continue
-            if key == prefix + bond.KEY:
+            if key == prefix + state_dict_guard.KEY:
                 self.set_extra_state(state_dict[key])
                 continue
             if key.rpartition(".")[2] == "weight":

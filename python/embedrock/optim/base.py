@@ -22,8 +22,8 @@ from embedrock.nn.fetch import to_host
 from embedrock.nn.module import rows_modules
 from embedrock.nn.pending import PendingRows
 from embedrock.optimizers import OptimizerSpec, factors, pair_of_betas, resolve
+from embedrock.pipeline.grouped_read import GroupedRead
 from embedrock.pipeline.run import Run
-from embedrock.pipeline.together import Together
 from embedrock.table import Table
 
 __all__ = ["Modules", "RowOptimizer", "accumulator"]
@@ -260,7 +260,7 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     ) -> float | None:
         """Makes the step in one store, or hands it to the pipeline that works on the store; returns
         the norm that it scaled, for which the step has to be waited for."""
-        run, together = store._listeners.find(Run), store._listeners.find(Together)
+        run, together = store._listeners.find(Run), store._listeners.find(GroupedRead)
         if together is not None and not store._collective:
             together.changed([(pending.table.name, keys) for pending, keys, _, _ in batches])
         if run is None:
@@ -349,7 +349,7 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return (self.kind,)
 
     def _fixed(self) -> dict[str, Any]:
-        """What the table must have been created with; None: as it was."""
+        """The arguments with which the table must have been created; None: any."""
         return {}
 
     @staticmethod
@@ -374,7 +374,7 @@ def _refusing(stores: Iterable[RowStore]) -> AbstractContextManager[None]:
 
 
 def accumulator(given: Any) -> float | None:
-    """What a table's sums of squares begin with; None: what is stored."""
+    """The initial sums of squares of a table; None: as stored."""
     return None if given is None else number("initial_accumulator_value", given)
 
 

@@ -1,0 +1,1 @@
+"""The commands `embedrock bench` and `embedrock demo`, which the command line of Embedrock adds."""
