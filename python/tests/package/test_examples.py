@@ -115,6 +115,11 @@ SAYS = {
     "average_weights": r"the average has learned: True\nrows are shared: True\n",
     "hf_trainer": r"(?s:.*)trained to step 32 and back to that of step (4|8|12|16|20|24|28)\n",
     "lightning_trainer": r"trained to step 32\nrows of the best, step (4|8|12|16|20|24|28)\n",
+    "logs": (
+        r"INFO embedrock\.store: .*/logs\.store: opened to write at no commit, 0 tables.*\n"
+        r"DEBUG embedrock\.commit: .*/logs\.store: committed step 1 \(commit 1\), 1000 rows.*\n"
+        r"INFO embedrock\.store: .*/logs\.store: closed\n"
+    ),
     "look_ahead": r"announced \d+ of 100 batches\npassed over \d+\n",
     "move_or_copy": (
         r"copied step 1 with 10000 rows\ncopied\.store is at step 1 and equal\n"

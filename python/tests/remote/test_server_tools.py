@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import itertools
 import os
 import select
 import shutil
@@ -65,10 +66,11 @@ def until(what: str, is_so: Callable[[], bool]) -> None:
 
 
 def hang_up(served: Served, lines: int) -> list[str]:
-    """What the server says to a SIGHUP, in so many lines."""
+    """What the server says to a SIGHUP, in so many lines beside those of its log."""
     served.process.send_signal(signal.SIGHUP)
     assert served.process.stderr is not None
-    return [served.process.stderr.readline().strip() for _ in range(lines)]
+    said = (line.strip() for line in served.process.stderr if " embedrock::" not in line)
+    return list(itertools.islice(said, lines))
 
 
 # The server read its certificate once, and SIGHUP ended it without a commit.

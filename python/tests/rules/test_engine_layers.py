@@ -199,3 +199,39 @@ def test_the_server_uses_what_every_program_may_use_of_the_engine() -> None:
     manifest = (CORE.parent / "server" / "Cargo.toml").read_text()
     (line,) = re.findall(r"^embedrock-core = .*$", manifest, re.MULTILINE)
     assert line == 'embedrock-core = { path = "../core" }', "no features: those open the inside"
+
+
+LOGS = re.compile(
+    r"^\s*use log::\{?|(?<![\w:])(?<!&)\blog::(?:error|warn|info|debug|trace|log)!", re.M
+)
+"""The crate `log`; a module of storage has the same name."""
+TELLS = re.compile(r"\bevents::|\.log_[a-z]+\(|\bSweep::")
+"""Calls of what a store logs."""
+
+QUIET = ("cache/", "index/", "storage/", "optimizer/", "permits/", "io/", "store/verbs/")
+"""Where rows are looked up, read, changed, packed and written: whatever is logged there would be
+logged for each of them."""
+
+
+def test_what_is_logged_is_in_one_file_and_none_of_it_where_rows_are_read_and_changed() -> None:
+    texts = sources()
+    assert {name for name, code in texts.items() if LOGS.search(code)} == {"store/events.rs"}
+    assert {name for name, code in texts.items() if TELLS.search(code)} > {"store/open.rs"}
+    assert [
+        name for name, code in texts.items() if name.startswith(QUIET) and TELLS.search(code)
+    ] == []
+    assert all(any(name.startswith(quiet) for name in texts) for quiet in QUIET)
+
+
+@pytest.mark.parametrize(
+    "planted", ["use log::info;", 'fn f() { log::debug!("row"); }', "    use log::{info, warn};"]
+)
+def test_a_planted_line_of_the_log_is_found(planted: str) -> None:
+    assert LOGS.search(f"{sources()['store/verbs/rows.rs']}\n{planted}")
+    assert TELLS.search("self.log_refused(error)") and TELLS.search("events::recovered(path)")
+
+
+def test_a_server_logs_from_one_file() -> None:
+    texts = sources(CORE.parent / "server" / "src")
+    found = {name for name, code in texts.items() if LOGS.search(code)}
+    assert found == {"events.rs", "logs/mod.rs", "logs/lines.rs"}
