@@ -12,12 +12,8 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 ADAPTERS := $(CURDIR)/.cache/adapters
 OLDEST := $(CURDIR)/.cache/oldest
-# The look-ahead window's threads have what time others leave: its tests run alone.
-AHEAD := $(addprefix python/tests/,test_announcing.py test_lookahead_loader.py \
-	test_lookahead_pays.py test_lookahead_traps.py test_pipeline.py test_prefetch.py \
-	 test_store_window.py test_train_lookahead.py)
-# Kills and servers that take minutes: with the tests of the laboratory, a command of their own.
-LONG := $(addprefix python/tests/,test_objects_s3.py test_rank_kills_long.py)
+# Files with tests of a mark (pyproject.toml says what it means): others need not be looked at.
+marked = $(shell grep -rl --include='test_*.py' 'pytest.mark.$1' python/tests)
 RULES := $(addprefix python/tests/,test_tidy.py test_pages.py test_layers.py test_engine_layers.py)
 RUST := $(shell find crates -name '*.rs' -o -name Cargo.toml 2>/dev/null)
 
@@ -28,13 +24,13 @@ export CARGO_INCREMENTAL ?= 0
 export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(BIN)/python
 
-.PHONY: help setup demo docs pages test contests adapters built-tests check check-rust check-python tsan \
+.PHONY: help setup demo docs pages test contests nightly adapters built-tests check check-rust check-python tsan \
 	torture planted bench peers wheel format lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMPS)/build $(STAMPS)/lab ## Make .venv, install the locked dependencies, build the package
+setup: $(STAMPS)/build-release $(STAMPS)/lab ## Make .venv, install the locked dependencies, build the package
 
 demo: setup ## Show results and speed at 10 % memory beside plain PyTorch, in two minutes
 	$(BIN)/embedrock demo --cache-dir .cache
@@ -42,28 +38,37 @@ demo: setup ## Show results and speed at 10 % memory beside plain PyTorch, in tw
 docs: setup $(STAMPS)/docs ## Build the site into .cache/site
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs . .cache/site
 
-pages: $(STAMPS)/uv ## Bring examples and tables of results into the pages, and wrap wide lines
+pages: $(STAMPS)/uv ## Bring examples, tables of results and docstrings into the pages, and wrap wide lines
 	$(BIN)/python scripts/pages.py
 
-RUST_TESTS := cargo test --locked --workspace --exclude embedrock-python --all-features
+# The crate of the extension has no Rust tests. Without it cargo would choose other features of what
+# macros are made with, and compile everything a second time for the extension.
+RUST_TESTS := cargo test --locked --workspace --all-features
+# The extension for tests, with the profile and the features of the Rust tests: the engine is
+# compiled once for both. Its assertions are on. It takes the place of the fast one until `make setup`.
+TEST_BUILD := $(BIN)/maturin develop --uv --locked \
+	--features embedrock-core/kill,embedrock-core/parts,embedrock-torture/planted
+# The extension that checks look at: what `make setup` has installed, or else the one for tests.
+BUILT ?= $(firstword $(wildcard $(STAMPS)/build-release) $(STAMPS)/build-test)
 # What runs side by side keeps two cores busy: compilers and checks have moments with one thread.
 # Tests of Rust and of Python do not: the look-ahead window's threads have what time others leave.
 # Both wait for the disk and for processes that they begin, so there are more of them than cores.
 # What a file makes once for its tests is made by one worker (python/conftest.py).
 BESIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
-test: ## Run the checks, build the site, run the tests: Rust, Python, documented examples
-	@echo "Checks, the site and the build of the tests run side by side and print when they are done."
-	$(BESIDE) check docs built-tests
+test: ## Run the checks and the tests: Rust, Python, documented examples
+	@echo "Checks and the build of the tests run side by side and print when they are done."
+	$(BESIDE) BUILT=$(STAMPS)/build-test check built-tests
 	RUST_TEST_THREADS=4 $(RUST_TESTS)
-	$(BIN)/python -m pytest -n 3 --dist loadscope --durations=20 \
-		$(AHEAD:%=--ignore=%) $(RULES:%=--ignore=%) $(LONG:%=--ignore=%)
-	$(BIN)/python -m pytest --durations=10 $(AHEAD)
+	$(BIN)/python -m pytest -n 3 --dist loadscope --durations=20 -m "not long and not alone" \
+		$(RULES:%=--ignore=%)
+	$(BIN)/python -m pytest --durations=10 -m "alone and not long" $(call marked,alone)
 
 contests: setup ## Run the tests of the laboratory, long kills, and those with an S3 server
 	cargo clippy --locked --manifest-path lab/Cargo.toml --all-targets --profile test -- -D warnings
 	cargo test --locked --manifest-path lab/Cargo.toml --workspace --exclude embedrock-partbench
-	$(BIN)/python -m pytest $(LONG) lab/tests lab/embedrock_lab
+	$(BIN)/python -m pytest -m long $(call marked,long)
+	$(BIN)/python -m pytest lab/tests lab/embedrock_lab
 
 adapters: setup $(ADAPTERS)/.installed $(OLDEST)/.installed ## Run the tests beside the libraries that Embedrock adapts to
 	PYTHONPATH=python:lab $(ADAPTERS)/bin/python -m pytest python/tests/adapters \
@@ -71,7 +76,21 @@ adapters: setup $(ADAPTERS)/.installed $(OLDEST)/.installed ## Run the tests bes
 	PYTHONPATH=python $(ADAPTERS)/bin/python -m pytest python/tests/test_examples.py -k "hf_ or lightning or on_a_graph or graph_from"
 	PYTHONPATH=python $(OLDEST)/bin/python -m pytest $(addprefix python/tests/,test_nn_bags.py test_nn_pool.py test_nn_equal.py)
 
-built-tests: $(STAMPS)/uv
+# What random tests can be told to do: CONTRIBUTING.md says what these are.
+nightly: export EMBEDROCK_CUTS := 1
+nightly: export EMBEDROCK_SEEDS := 6
+nightly: export EMBEDROCK_KILLS := 50
+nightly: export EMBEDROCK_FUZZ := 400
+nightly: export EMBEDROCK_FORKS := 200
+nightly: ## Run all there is, with every power cut and many seeds: checks, tests, contests, adapters, the site
+	$(MAKE) --no-print-directory test
+	$(MAKE) --no-print-directory contests
+	$(MAKE) --no-print-directory adapters
+	$(MAKE) --no-print-directory torture MINUTES=10
+	$(MAKE) --no-print-directory planted
+	$(MAKE) --no-print-directory docs
+
+built-tests: $(STAMPS)/build-test
 	$(RUST_TESTS) --no-run
 
 check: check-rust check-python ## Formatting, lints, types, links, and the rules of this repository
@@ -82,7 +101,7 @@ check-rust: $(STAMPS)/uv
 	@# With the profile of the tests both use the same macros and build scripts.
 	cargo clippy --locked --workspace --all-targets --all-features --profile test -- -D warnings
 
-check-python: setup
+check-python: $(BUILT) $(STAMPS)/lab
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/python -m pytest -q $(RULES)
@@ -197,6 +216,13 @@ $(STAMPS)/lab: lab/pyproject.toml $(STAMPS)/dependencies
 	$(BIN)/uv pip install --quiet --no-deps --no-build-isolation --editable lab
 	@touch $@
 
-$(STAMPS)/build: pyproject.toml Cargo.toml Cargo.lock $(RUST) $(STAMPS)/dependencies
+# One extension is installed: each stamp takes away the other.
+SOURCES := pyproject.toml Cargo.toml Cargo.lock $(RUST)
+
+$(STAMPS)/build-release: $(SOURCES) $(STAMPS)/dependencies
 	$(BIN)/maturin develop --release --uv --locked
-	@touch $@
+	@rm -f $(STAMPS)/build-test && touch $@
+
+$(STAMPS)/build-test: $(SOURCES) $(STAMPS)/dependencies
+	$(TEST_BUILD)
+	@rm -f $(STAMPS)/build-release && touch $@

@@ -6,26 +6,13 @@ the site too. Nothing is fetched from elsewhere when a page is read.
 
 project = "Embedrock"
 copyright = "the Embedrock authors, Apache-2.0"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser"]
 root_doc = "docs/contents"
 include_patterns = ["docs/**", "examples/README.md", "lab/README.md", "lab/peers/README.md", "*.md"]
 exclude_patterns = ["docs/index.md", "README.md"]
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
-
-autodoc_class_signature = "separated"
-autodoc_default_options = {
-    "members": True,
-    # Those of these classes are not ours.
-    "inherited-members": "Module,Optimizer,BaseException,dict",
-    "member-order": "bysource",
-}
-autodoc_preserve_defaults = True
-autodoc_typehints_format = "short"
-napoleon_numpy_docstring = False
-add_module_names = False
-maximum_signature_line_length = 80
 
 html_theme = "furo"
 html_title = "Embedrock"

@@ -9,7 +9,7 @@ import torch
 import embedrock
 
 ITEMS, STEPS = 2_000, 150
-worth = torch.rand(ITEMS, 1, generator=torch.Generator().manual_seed(0))  # to be found out
+worth = torch.rand(ITEMS, 1, generator=torch.Generator().manual_seed(0))  # to be learned
 
 
 def train(url, seed, losses):

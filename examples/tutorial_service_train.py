@@ -6,7 +6,7 @@ import torch
 
 import embedrock
 
-ITEMS, DIM, KINDS = 5_000, 16, 50  # item i is of kind i % 50, which is to be found out
+ITEMS, DIM, KINDS = 5_000, 16, 50  # item i is of kind i % 50, which is to be learned
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 30
 
 torch.set_num_threads(1)

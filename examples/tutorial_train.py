@@ -8,7 +8,7 @@ import torch
 import embedrock
 
 ITEMS, STEPS = 200_000, int(sys.argv[1]) if len(sys.argv) > 1 else 2000
-liked = torch.from_numpy(np.random.default_rng(0).random(ITEMS) < 0.5)  # what is to be found out
+liked = torch.from_numpy(np.random.default_rng(0).random(ITEMS) < 0.5)  # to be learned
 
 
 def batch_of(step):

@@ -1,11 +1,13 @@
 """Brings the pages up to date with what they are made of: `make pages`, or `--check` to only look.
 
-Three things are done to each page, and nothing else is changed:
+Four things are done to each page, and nothing else is changed:
 
 * A block that opens with ```python title="examples/NAME.py", or ```go with a file in Go, gets the
   content of that file.
 * What stands between `<!-- results: NAME -->` and `<!-- end -->` is made from `docs/results/*.json`
   (`lab/scripts/results.py`), and of names that begin with `beyond_` by `lab/scripts/beyond.py`.
+* What stands between `<!-- reference: NAME -->` and `<!-- end -->` is made from the signatures and
+  docstrings of that public name (`scripts/reference.py`).
 * A paragraph or list item with a line above 120 characters is wrapped at 100. Tables and code stay.
 """
 
@@ -19,18 +21,18 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "lab" / "scripts"))
 
 import beyond  # noqa: E402
+import reference  # noqa: E402
 import results  # noqa: E402
+import wrapping  # noqa: E402
 
 WIDTH_MAX = 120
-WIDTH = 100
 
 EXAMPLE = re.compile(
     r'(```(?:python|go) title="(examples/[\w/]+\.(?:py|go))"\n).*?(^```$)', re.DOTALL | re.MULTILINE
 )
 MADE = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+DESCRIBED = re.compile(r"(<!-- reference: (embedrock[\w.]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 ITEM = re.compile(r"(\s*)([*+-]|\d+\.)\s+")
-# What would begin something else than text at the start of a line.
-BEGINNING = re.compile(r"([*+>|=:-]|#+|\d+[.)])$|[|>#]|```|:::|<")
 
 
 def pages(root: Path = ROOT) -> list[Path]:
@@ -47,6 +49,7 @@ def brought_up_to_date(text: str) -> str:
     """The page as it should be."""
     text = EXAMPLE.sub(lambda found: found[1] + (ROOT / found[2]).read_text() + found[3], text)
     text = MADE.sub(lambda found: found[1] + table(found[2]) + found[3], text)
+    text = DESCRIBED.sub(lambda found: found[1] + reference.made(found[2]) + found[3], text)
     return wrapped(text)
 
 
@@ -91,14 +94,7 @@ def wrap_block(lines: list[str]) -> list[str]:
     first = item[0] if item else quote or re.match(r"\s*", lines[0])[0]
     rest = " " * len(first) if item else first
     words = " ".join(line.removeprefix(quote).strip() for line in lines).removeprefix(first.strip())
-    out, line = [], first
-    for word in words.split():
-        full = len(line) + 1 + len(word) > WIDTH and line not in (first, rest)
-        if full and not BEGINNING.match(word):
-            out.append(line)
-            line = rest
-        line += word if line in (first, rest) else f" {word}"
-    return [*out, line]
+    return wrapping.filled(words.split(), first, rest)
 
 
 def main() -> int:

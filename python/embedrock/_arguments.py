@@ -219,7 +219,7 @@ def iterable(loader: Any) -> Iterable[Any]:
 
 
 def iterated(name: str, value: Iterable[T], expected: str) -> list[T]:
-    """What a list, or anything else to iterate over once, holds; not the letters of a text."""
+    """The elements of a list or any other iterable; not the letters of a text."""
     if not isinstance(value, (str, bytes, bytearray, memoryview)):
         try:
             return list(value)

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 STORED_DTYPES = ("float32", "float16", "bfloat16", "int8", "int4")
-"""What a table can store. Rows of the last two cross as float32 alone."""
+"""The dtypes that a table can store. Rows of the last two are exchanged only as float32."""
 
 _FLOAT32 = np.dtype(np.float32)
 _FLOAT16 = np.dtype(np.float16)

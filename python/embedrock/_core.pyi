@@ -182,10 +182,10 @@ class Server:
         made with, where it has not all, and whether it has changed since."""
 
     def address(self, /) -> str:
-        """Where clients reach it, as HOST:PORT."""
+        """The address for clients, as HOST:PORT."""
 
     def metrics_address(self, /) -> str | None:
-        """Where its metrics are, as HOST:PORT, if anywhere."""
+        """The address of its metrics, as HOST:PORT, if any."""
 
     def gather(self, /) -> str:
         """How rows get into sockets: a mode, or one for each row size that was measured."""
@@ -199,7 +199,7 @@ class Server:
         """Has clients give another password from then on."""
 
     def warning(self, /) -> str | None:
-        """What whoever runs it should know, such as a certificate that is about to expire."""
+        """A warning for the operator, such as a certificate that is about to expire."""
 
     def is_running(self, /) -> bool:
         """False once it was stopped, or a thread of it has ended by itself."""
@@ -253,7 +253,7 @@ class Store:
         """Handles of all tables, in order of creation."""
 
     def table_info(self, /, table: TableId) -> dict[str, Any]:
-        """What the store knows of a table; ``by_id``: whether its rows are stored by id."""
+        """The store's facts about a table; ``by_id``: whether its rows are stored by id."""
 
     def drop_table(self, /, table: TableId) -> None:
         """Drops a table with all its rows, with the next commit."""
@@ -311,7 +311,7 @@ class Store:
         """Whether the store refuses changes after an error."""
 
     def id(self, /) -> str:
-        """What tells this store from all others."""
+        """The identity of this store."""
 
     def seed(self, /) -> int:
         """The seed of initial rows."""
@@ -357,7 +357,7 @@ class Store:
         """Lets the window rest, or go on."""
 
     def window_stats(self, /) -> dict[str, Any]:
-        """What the look-ahead window did."""
+        """Counters of the look-ahead window."""
 
     def row_reads(self, /) -> tuple[int, int, int, float]:
         """Rows used by verbs, those of them that were missing, rows read ahead; seconds blocked in
@@ -408,7 +408,7 @@ class Store:
         """The named byte strings of the commit opened at or made last."""
 
     def uncommitted(self, /) -> tuple[int, int]:
-        """What would be lost by closing: (batches, rows touched) since the last commit."""
+        """Changes that closing would lose: (batches, rows touched) since the last commit."""
 
     def stats(self, /) -> dict[str, Any]:
         """Counters and sizes, nested."""
@@ -546,7 +546,7 @@ class CommitFiles:
         """The commit."""
 
     def uuid(self, /) -> str:
-        """What tells the store from all others, 32 digits."""
+        """The identity of the store, 32 digits."""
 
     def rows_bytes(self, /) -> int:
         """Bytes of all files of rows of the store."""
@@ -558,7 +558,7 @@ class CommitFiles:
         those that must have room."""
 
     def head(self, /) -> bytes:
-        """What the file `head` of a store says that has this commit alone."""
+        """The contents of the file `head` for a store with only this commit."""
 
     def expect(self, /) -> None:
         """Raises `CommitGoneError` where the commit was dropped meanwhile."""

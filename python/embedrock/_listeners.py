@@ -1,4 +1,4 @@
-"""What is told of the verbs of a store: recordings, recorders, samples of keys, pipelines and more.
+"""Listeners to the verbs of a store: recordings, recorders, key samples, pipelines and more.
 
 A store knows no class of these. They take part as :class:`Listener` in its :class:`Listeners`; what
 has nothing to do with a moment leaves out that method. A store without listeners pays for a look at
@@ -21,7 +21,7 @@ Part: TypeAlias = tuple[str, npt.NDArray[np.uint64]]
 
 
 class Waits(NamedTuple):
-    """What a loop has waited for that overlaps batches, since its pass began."""
+    """Waits of a loop that overlaps batches, since its pass began."""
 
     overlapped: int
     """Batches that were read and updated beside the loop."""

@@ -30,7 +30,7 @@ _SMALL = np.uint64(1 << 48)
 
 
 def meta_of(kind: str, tables: Mapping[str, object]) -> dict[str, Any]:
-    """What a commit says of tables with keys of this kind."""
+    """The entry of a commit's meta about tables with keys of this kind."""
     return {"keys": dict.fromkeys(tables, kind)}
 
 

@@ -103,9 +103,9 @@ def tell_divided(memory: str, asked: int, budget: int) -> bool:
     there = machine_bytes()
     if asked < budget:
         warn(
-            f'memory="{memory}" is {_readable(asked)} of these tables, less than works: '
+            f'memory="{memory}" is {_readable(asked)} of these tables, less than the minimum: '
             f"{_readable(budget)} are taken (indexes, buffers and the smallest cache); ask for at "
-            f'least memory="{_spelled(budget)}" ({budget:,} bytes) to have this said no more',
+            f'least memory="{_spelled(budget)}" ({budget:,} bytes) to silence this warning',
             BudgetWarning,
         )
     elif memory.rstrip().endswith("%") and there is not None and budget > there:

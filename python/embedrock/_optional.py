@@ -1,4 +1,4 @@
-"""What is not installed with the package, and how to get it.
+"""Packages that are not installed with Embedrock, and how to get them.
 
 Whoever needs such a library is told its own name, which any index has: the package's extras
 (``embedrock[torch]``) are known only to an index that has the package.

@@ -1,4 +1,4 @@
-"""What modules and optimizers ask of a store and its tables, wherever the rows are.
+"""The interface that modules and optimizers need of a store and its tables, wherever the rows are.
 
 :class:`embedrock.Store`, :class:`embedrock.remote.RemoteStore` and
 :class:`embedrock.distributed.Shard` are such stores. Modules and optimizers know this protocol

@@ -26,7 +26,7 @@ _MAPPINGS = (dict, OrderedDict, Counter)
 
 
 def encoded(state: Any, name: str) -> bytes:
-    """What ``torch.save`` writes of a plain state. Errors: ``MisuseError``."""
+    """A plain state as ``torch.save`` writes it. Errors: ``MisuseError``."""
     buffer = io.BytesIO()
     try:
         torch.save(state, buffer)
@@ -112,7 +112,7 @@ def same_tables(group: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
 
 
 def told(optimizer: Any) -> str:
-    """What an optimizer, or the state of one, is of, for messages."""
+    """A description of an optimizer, or of the state of one, for messages."""
     parts = getattr(optimizer, "optimizers", None)
     if isinstance(optimizer, Mapping):
         parts = optimizer.get("parts")

@@ -1,4 +1,4 @@
-"""What the verbs of tables and stores share: one call of the engine for a batch of each table.
+"""The shared part of the verbs of tables and stores: one engine call for a batch of each table.
 
 ``Table`` and ``Store`` settle what their arguments mean and come here with keys and arrays; a verb
 of a table has one batch. What surrounds every call is in :func:`call`.
@@ -48,7 +48,7 @@ class _Updated(TypedDict):
 
 
 class UpdateReport(_Updated, total=False):
-    """What an update did: distinct rows updated, and left out."""
+    """The result of an update: distinct rows updated, and left out."""
 
     norm: float
     """The norm of all gradients before it was scaled, where ``Clip.norm`` bounds it."""

@@ -31,6 +31,6 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def _inside() -> tuple[str, ...]:
-    """What the files of the two packages begin with."""
+    """The beginning of the paths of both packages' files."""
     torch = getattr(sys.modules.get("torch"), "__file__", None)  # who calls through it has it
     return (_PACKAGE,) if torch is None else (_PACKAGE, str(Path(torch).parent) + os.sep)

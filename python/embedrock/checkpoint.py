@@ -61,7 +61,7 @@ class CommittedStore(Protocol):
 
     @property
     def path(self) -> Any:
-        """Where it is, for messages."""
+        """Its location, for messages."""
 
     @property
     def step(self) -> int | None:
@@ -106,7 +106,7 @@ class CommittedStore(Protocol):
 
 
 _OF_PROCESS = ("random", "loader")
-"""What a commit has of a process, and not of the model."""
+"""The parts of a commit that belong to a process, and not to the model."""
 
 EXTRA_STATE = "_extra_state"
 """The name of what modules of ``embedrock.nn`` add to a state dict: no dense parameter."""
@@ -364,9 +364,9 @@ def _check_taken_over(store: CommittedStore) -> None:
         return
     raise MisuseError(
         f"the commit of step {store.step} in {store.path} has a dense part ({names[0]!r} and "
-        f"{len(names) - 1} more) that nobody took over: the rows went on from that step, and this "
-        f"model began anew; call embedrock.resume(store, model, optimizers) before you train, or "
-        f"pass new_model=True where a new model on these rows is meant"
+        f"{len(names) - 1} more) that nobody has restored: the rows continue from that step, and "
+        f"this model began anew; call embedrock.resume(store, model, optimizers) before you "
+        f"train, or pass new_model=True where a new model on these rows is meant"
     )
 
 
@@ -461,8 +461,8 @@ def _check_parts(store: CommittedStore, asked: Sequence[str], stored: Mapping[st
     if unused and not store.read_only:
         raise MismatchError(
             f"the commit of step {store.step} in {store.path} has {', '.join(unused)}, which "
-            f"nobody takes; resume with what save was given, open the store read_only to use the "
-            f"model alone, or read it with Store.state()"
+            f"nobody takes; pass to resume what save was given, open the store read_only to use "
+            f"the model alone, or read it with Store.state()"
         )
 
 

@@ -23,7 +23,7 @@ class Commit:
     step: int
     """The caller's step."""
     meta: Any
-    """What the caller gave ``commit`` as meta."""
+    """The meta that the caller gave to ``commit``."""
     unix_time: int
     """When it was made, in seconds since 1970."""
     rows_flushed: int
@@ -107,7 +107,7 @@ def encode_meta(meta: Any) -> str:
 
 
 def decode_meta(text: str) -> Any:
-    """What ``encode_meta`` was given."""
+    """The value that was given to ``encode_meta``."""
     if not text:
         return None
     try:

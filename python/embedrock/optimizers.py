@@ -182,7 +182,7 @@ def resolve(optimizer: OptimizerLike) -> OptimizerSpec:
 
 
 def _no_description(optimizer: Any) -> str:
-    """What to say of something else, most often a class or an object of an optimizer."""
+    """The message for anything else, most often a class or an object of an optimizer."""
     name = getattr(optimizer, "__name__", type(optimizer).__name__)
     said = shown(optimizer)
     if callable(optimizer):

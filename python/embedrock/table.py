@@ -47,21 +47,21 @@ class Table:
 
     Tables come from :meth:`embedrock.store.Store.table`. A dense table (``num_embeddings`` given)
     has the keys ``0..num_embeddings``; a growing table takes any 64-bit key, and int64 -1 and
-    uint64 2**64 - 1 are the same one. So -1, which data often have where a value is missing, is a
-    key like any other: ``padding_idx=-1`` of a module keeps its row at zero and trains it never.
-    A key that was never written reads as its initial row.
+    uint64 2**64 - 1 are the same one. So -1, which often marks a missing value in data, is an
+    ordinary key: ``padding_idx=-1`` of a module keeps its row at zero and never trains it. A key
+    that was never written reads as its initial row.
 
-    Keys are int64 or uint64 arrays of any shape ``(*,)``: NumPy, lists of ints, or anything that
-    speaks DLPack, such as a ``torch.Tensor`` (detached; copied to the host from another device).
+    Keys are int64 or uint64 arrays of any shape ``(*,)``: NumPy, lists of ints, or any object that
+    supports DLPack, such as a ``torch.Tensor`` (detached; copied to the host from another device).
     Other integer types are converted. Duplicates are allowed. Rows are float32 arrays of shape
     ``(*, embedding_dim)``, also of a table whose values are stored as float16 or bfloat16: widened
-    when read, rounded to nearest (ties to even) when written. Rows that are contiguous and of the
-    right type are not copied; keys are, at the beginning of a call. Masked elements of
-    ``np.ma`` are refused, for they have no value.
+    when read, rounded to nearest (ties to even) when written. Contiguous rows of the right type are
+    not copied; keys are copied at the beginning of a call. Masked elements of ``np.ma`` are
+    refused, because they have no value.
 
-    Arguments should not change during a call. Where another thread writes over one meanwhile, any
-    of its values may count, of rows also such as were not checked; other rows, and the store, stay
-    as they are. Two arrays that calls fill at a time, or fill and read, must not overlap.
+    Arguments should not change during a call. If another thread overwrites one, the call may use
+    any of its values, for rows even unchecked ones; other rows, and the store, are not affected.
+    Arrays that concurrent calls fill, or fill and read, must not overlap.
 
     Every verb checks its whole batch before the first row changes, and raises ``MisuseError`` for
     unusable arguments, ``KeyRangeError`` for a key that a dense table does not have,
@@ -227,7 +227,7 @@ class Table:
 
     @property
     def initializer(self) -> dict[str, Any]:
-        """What unwritten rows read as, as ``embedrock.initializers`` describes it."""
+        """The values of unwritten rows, as ``embedrock.initializers`` describes them."""
         return dict(self._initializer)
 
     def __repr__(self) -> str:
@@ -242,7 +242,7 @@ class Table:
         )
 
     def __len__(self) -> int:
-        """How many keys are written and not deleted, uncommitted ones included."""
+        """Number of keys that are written and not deleted, uncommitted ones included."""
         self._store._listeners.before()
         return self._store._core.len(self._handle)
 
@@ -283,16 +283,17 @@ class Table:
         dtype: Any = None,
         found: bool = False,
     ) -> Any:
-        """The rows of these keys, in the order of the keys.
+        """Returns the rows of these keys, in the order of the keys.
 
         A key that was never written yields its initial row; reading stores nothing. With
-        ``state=True`` the answer is the pair of values and optimizer state. ``out`` is an array to
-        fill instead of a new one (a pair with ``state=True``): float32 or the table's own dtype,
-        contiguous, writeable, a CPU tensor of PyTorch included; it is returned. ``dtype`` asks for
-        values in the table's own dtype: NumPy float16, or for bfloat16 an object that NumPy reads
-        as float32 and ``torch.from_dlpack`` takes as it is. With ``found=True`` the answer is the
-        pair of what it is otherwise and of which keys are written: they are looked for first, so
-        one that another thread writes meanwhile may have its row and count as not written.
+        ``state=True`` the result is a pair of values and optimizer state. ``out`` is an array to
+        fill instead of a new one (a pair with ``state=True``), and is returned: float32 or the
+        table's own dtype, contiguous and writeable; a CPU tensor of PyTorch works too. ``dtype``
+        requests values in the table's own dtype: NumPy float16, or for bfloat16 an object that
+        NumPy reads as float32 and ``torch.from_dlpack`` takes without conversion. With
+        ``found=True`` the result is a pair: the result as above, and which keys are written. This
+        is looked up first, so a key that another thread writes meanwhile may have its row and count
+        as not written.
 
         Shapes: ``keys (*,) -> values (*, embedding_dim) float32, state (*, state_words) float32,
         found (*,) bool``.
@@ -342,10 +343,10 @@ class Table:
 
         An existing row keeps its optimizer state, a new one starts with the initial state. With
         ``state`` both are written; with ``reset_state=True`` the initial state is written without
-        looking at what is stored, which spares the read.
+        reading the stored row.
 
-        Shapes: ``keys (*,), values (*, embedding_dim), state (*, state_words)``, rows float32;
-        values may be doubles where the table stores 16 bits, to which they are rounded once.
+        Shapes: ``keys (*,), values (*, embedding_dim), state (*, state_words)``, rows float32; for
+        a table that stores 16 bits, values may be doubles, which are rounded once.
 
         Errors: ``NonFiniteError`` for NaN and infinite values, and for those beyond the range of
         the table's dtype, unless ``non_finite`` is ``"skip"`` (such rows are left out) or
@@ -377,29 +378,29 @@ class Table:
         other_norm: float = 0.0,
         **more: float,
     ) -> UpdateReport:
-        """One optimizer step on the rows of these keys.
+        """Makes one optimizer step on the rows of these keys.
 
         Gradients of equal keys are summed first, in float32 and in order of occurrence; then every
-        distinct key makes one step of the table's optimizer. ``eps`` is 1e-10 for Adagrad, also by
-        row, and 1e-8 for Adam and its kin when it is None; ``betas`` are theirs. ``weight_decay``
-        adds that multiple of the row to its gradient; with AdamW it shrinks the row. ``more`` are
-        the hyperparameters of other optimizers: ``momentum``, ``dampening``, ``nesterov``;
-        ``lr_power``, ``l1``, ``l2``, ``beta`` of FTRL (:mod:`embedrock.optimizers`). ``step`` is
-        the number of the step for a global bias correction, one more than the table's count of
-        updates when it is None.
+        distinct key makes one step of the table's optimizer. If ``eps`` is None, it is 1e-10 for
+        Adagrad and row-wise Adagrad, and 1e-8 for the Adam family, which also uses ``betas``.
+        ``weight_decay`` adds that multiple of the row to its gradient; with AdamW it shrinks the
+        row. ``more`` are the hyperparameters of other optimizers: ``momentum``, ``dampening``,
+        ``nesterov``; ``lr_power``, ``l1``, ``l2``, ``beta`` of FTRL (:mod:`embedrock.optimizers`).
+        ``step`` is the number of the step for a global bias correction; None: one more than the
+        table's count of updates.
 
         ``clip`` bounds the summed gradients (:class:`embedrock.Clip`). ``other_norm`` is the norm
-        of gradients elsewhere, dense ones for example, that count with these for ``Clip.norm``; the
-        report's norm is that of all, by which the others are to be scaled too.
+        of other gradients, for example dense ones, to include in ``Clip.norm``; the report's norm
+        covers all of them, and the caller scales the others by it.
 
         Shapes: ``keys (*,), gradients (*, embedding_dim) float32``.
 
-        The step is computed in float32. A float16 or bfloat16 table rounds the values that come of
-        it as it was created to (``rounding``); one that leaves the range is brought to its end.
+        The step is computed in float32. A float16 or bfloat16 table rounds the results as set at
+        its creation (``rounding``); a value outside the range is clamped.
 
-        Returns ``{"rows": distinct rows updated, "skipped": distinct rows left out}``, the norm
-        before it was scaled as ``"norm"`` where ``Clip.norm`` bounds it, and as ``"saturated"`` how
-        many rows left their range, where some did.
+        Returns ``{"rows": distinct rows updated, "skipped": distinct rows left out}``, with
+        ``Clip.norm`` the norm before scaling as ``"norm"``, and as ``"saturated"`` the number of
+        rows with clamped values, if any.
 
         Errors: ``NonFiniteError`` for NaN and infinite gradients, unless ``non_finite`` is
         ``"skip"`` (their rows are left out) or ``"apply"``; they are looked for before clipping.
@@ -415,7 +416,7 @@ class Table:
         )
 
     def modify(self, keys: ArrayLike, function: Function, /) -> None:
-        """Rewrites rows by a function from (values, state) to (values, state).
+        """Rewrites rows with a function from (values, state) to (values, state).
 
         ``function`` is called once, with arrays ``(U, embedding_dim)`` and ``(U, state_words)`` of
         the rows of the U distinct keys in order of first occurrence, which ``embedrock.distinct``
@@ -460,7 +461,7 @@ class Table:
         self._store._name_optimizer(self._handle)
 
     def delete(self, keys: ArrayLike) -> int:
-        """Deletes rows and returns how many there were; the keys read as initial again.
+        """Deletes rows and returns their number; the keys then read as initial rows.
 
         >>> table.put([7, 8], np.ones((2, 4), np.float32))
         >>> table.delete([7, 7, 1000])
@@ -471,7 +472,7 @@ class Table:
         return call(self._store, [(self, found)], CHANGES, engine, self._handle, found.flat)
 
     def contains(self, keys: ArrayLike) -> npt.NDArray[np.bool_]:
-        """Which keys are written and not deleted; exact, and may read for it.
+        """Returns which keys are written and not deleted. The answer is exact, and may need reads.
 
         Shapes: ``keys (*,) -> (*,) bool``.
 
@@ -509,11 +510,11 @@ class Table:
         """Brings rows that are asked for often to where they are read soonest, the first ones
         first, which should be the hottest. Results never change.
 
-        Stored rows come into memory, into half of it at most; returned is how many came. With
-        storage ``"pmem"`` their keys move to the bucket in which look-ups begin, and others out of
-        their way; returned is how many of them are there now. While rows of the table are iterated
-        over nothing moves, and it is none. A thread moves all displaced keys home in time, so this
-        is for keys that are hot now.
+        Stored rows are loaded into at most half of the memory; the result is the number of loaded
+        rows. With storage ``"pmem"``, their keys move to the bucket in which look-ups begin, and
+        others make way; the result is the number of them that are there now. During an iteration
+        over the table nothing moves, and the result is 0. A thread moves all displaced keys home
+        over time, so this is for keys that are hot now.
 
         Errors: ``KeyRangeError``; ``MisuseError`` for a table with storage ``"pmem"`` of a store
         that was opened ``read_only``.
@@ -541,30 +542,29 @@ class Table:
     ) -> Prefetch[Any] | None:
         """Reads rows before they are used: into the store, or with ``out`` into an array.
 
-        Without ``out`` it announces the keys of one coming ``get`` of this table, whose rows are
-        then read ahead into the store. It returns at once and never changes results, only when they
-        arrive. Announcements are made in the order of the gets. The get of these keys, in any order
-        and however often each, begins the batch, and the next one that was announced finishes it;
-        announcements that a get passes over are finished with it.
-        :class:`embedrock.ahead.Window` has batches of several tables and tells when they begin and
-        end.
+        Without ``out``, announces the keys of one future ``get`` of this table; their rows are then
+        read ahead into the store. The call returns at once, and never changes results, only their
+        timing. Announcements are made in the order of the gets. The get of these keys, in any order
+        and with any repetition, begins the batch, and the next announced get finishes it, together
+        with any announcements that it skips. :class:`embedrock.ahead.Window` has batches of several
+        tables and tells when they begin and end.
 
-        With ``out`` a thread of the store fills that array, as a ``get`` would, and the answer is a
-        handle whose ``wait()`` returns it. Each row is as it was at some moment between the call
-        and the end of the read: it has every update that was applied before the call, and none that
-        is applied after; of those in between it may have some. An array is never brought up to
-        date, so this is for batches within the bound of staleness: take a permit
+        With ``out``, a thread of the store fills that array as a ``get`` would, and the call
+        returns a handle whose ``wait()`` returns the array. Each row is as it was at some moment
+        between the call and the end of the read: it has every update that was applied before the
+        call, and none that is applied after; of those in between it may have some. An array is not
+        updated afterwards, so this is for batches within the staleness bound: take a permit
         (:meth:`Store.permits`) before the call and release it when the batch's updates are applied.
         Requests are read in their order. ``announced`` is the number that ``store.window.announce``
-        gave for the batch: the request waits until it was read ahead, instead of the caller.
-        :class:`embedrock.ahead.Prefetch` has what holds until the array is filled.
+        gave for the batch: the request, instead of the caller, waits until the batch was read
+        ahead. :class:`embedrock.ahead.Prefetch` describes the rules until the array is filled.
 
         Shapes: ``keys (*,), out (*, embedding_dim)``, float32 or the table's own dtype, as for
         ``get``; keys are copied.
 
         Errors: ``KeyRangeError`` for ids outside a dense table. With ``out`` also ``MisuseError``
-        for an array that cannot be filled or that another request is filling; what goes wrong in
-        reading is raised by ``wait()``.
+        for an array that cannot be filled or that another request is filling; errors in reading are
+        raised by ``wait()``.
 
         Blocking: returns at once, but for a commit or ``modify`` under way.
 
@@ -598,20 +598,20 @@ class Table:
     def items(
         self, batch_size: int = 65536, *, state: bool = False, unwritten: bool = False
     ) -> Iterator[tuple[npt.NDArray[Any], ...]]:
-        """Every written row once, in batches, in the engine's order.
+        """Iterates over every written row once, in batches, in the engine's order.
 
         Rows that were never written, or were deleted, are left out: training has not touched them.
-        With ``unwritten=True`` those of a dense table follow behind the others, as ``get`` reads
-        them, so that every id comes once; the written ones then come in the order of storage, each
-        page being read once. ``Embedding.topk`` ranks these same rows.
+        With ``unwritten=True`` those of a dense table follow the others, as ``get`` reads them, so
+        that every id appears once; the written ones then come in storage order, each page being
+        read once. ``Embedding.topk`` ranks these same rows.
 
         Shapes: yields ``keys (B,) int64, values (B, embedding_dim) float32`` and, with
         ``state=True``, ``state (B, state_words) float32``; ``B`` is at most ``batch_size``. Keys of
         2**63 and above appear negative; ``keys.view(np.uint64)`` turns them back.
 
         Errors: ``MisuseError`` when the table was written to since the iteration began, and for
-        ``unwritten`` rows of a growing table, which are without end; ``FullError`` where changed
-        rows have no room on the disk.
+        ``unwritten`` rows of a growing table, whose number is unlimited; ``FullError`` if there is
+        no disk space for changed rows.
 
         Blocking: reads the table, page after page. Changed rows of a growing table, and with
         ``unwritten=True`` of any, are written to the disk first, without a commit; until such an

@@ -360,7 +360,9 @@ def test_what_arrow_raises_comes_as_ours(store: embedrock.Store) -> None:
 
     schema = frame(np.arange(1), np.ones((1, DIM), np.float32)).schema
     reader = pyarrow.RecordBatchReader.from_batches(schema, breaks_off())
-    with pytest.raises(IoError, match=r"RecordBatchReader\) ended amid its rows.*lost") as caught:
+    with pytest.raises(
+        IoError, match=r"RecordBatchReader\) ended in the middle of its rows.*lost"
+    ) as caught:
         weights.load(table, reader)
     assert isinstance(caught.value.__cause__, pyarrow.ArrowException)
     assert len(table) == 8  # earlier blocks are written

@@ -27,7 +27,7 @@ from embedrock.errors import (
 )
 from embedrock.follow import StoreFollower, apply_changes, stores
 
-KILLS = int(os.environ.get("EMBEDROCK_KILLS", "6"))
+KILLS = int(os.environ.get("EMBEDROCK_KILLS", "3"))
 ROWS = 2000
 Rows = dict[int, list[float]]
 

@@ -92,7 +92,7 @@ def test_a_resume_that_was_refused_took_nothing_over(tmp_path: Path) -> None:
     with Run(tmp_path) as run:
         with pytest.raises(MismatchError):
             embedrock.resume(run.store, run.model, None)
-        with pytest.raises(MisuseError, match="nobody took over"):
+        with pytest.raises(MisuseError, match="nobody has restored"):
             run.save(4)
 
 

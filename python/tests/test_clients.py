@@ -13,6 +13,8 @@ import pytest
 import embedrock
 from servers import serving
 
+pytestmark = pytest.mark.long
+
 CLIENTS = Path(__file__).parents[2] / "examples" / "clients"
 
 

@@ -87,11 +87,72 @@ def test_edges_come_in_several_forms(tmp_path: Path, name: str, edges: object) -
     assert graph.undirected().tolist() == [[0, 1], [2, 2]]  # without the loop
 
 
-def test_edges_of_parquet_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["int64", "uint8", "float64"])
+def test_a_graph_of_parquet_is_read(tmp_path: Path, kind: str) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     pyarrow = pytest.importorskip("pyarrow")
-    parquet.write_table(pyarrow.table({"a": [0, 1], "b": [2, 2]}), tmp_path / "edges.parquet")
-    assert graphs.read(tmp_path).edges.tolist() == [[0, 1], [2, 2]]
+    pairs = {"a": np.array([0, 1, 1], kind), "b": np.array([2, 2, 1], kind)}
+    for name in ("edges", "labels"):
+        parquet.write_table(pyarrow.table(pairs), tmp_path / f"{name}.parquet", row_group_size=2)
+    rows = {"x": [1.5, -2.0, 0.0], "y": [3, 4, 5]}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "features.parquet")
+    graph = graphs.read(tmp_path)
+    assert graph.edges.tolist() == [[0, 1, 1], [2, 2, 1]]
+    assert graph.labels is not None and graph.labels.tolist() == [2, 1, -1]
+    assert graph.features is not None
+    assert graph.features.tolist() == [[1.5, 3], [-2, 4], [0, 5]]
+
+
+# Names had the quotation marks that text of csv has around them, and those with spaces were words.
+def test_names_of_parquet_are_their_texts(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    edges = {"a": ["Q2", "New York", "#7"], "b": pyarrow.array(["Q5", "Q2", 'say "x"'])}
+    edges["b"] = edges["b"].dictionary_encode()
+    parquet.write_table(pyarrow.table(edges), tmp_path / "edges.parquet")
+    labels = {"node": ["Q5", "Q2"], "label": [30, 10]}
+    parquet.write_table(pyarrow.table(labels), tmp_path / "labels.parquet")
+    graph = graphs.read(tmp_path, map_ids=True)
+    assert list(graph.names or ()) == ["Q2", "Q5", "New York", "#7", 'say "x"']
+    assert list(graph.classes or ()) == ["30", "10"]
+    assert graph.edges.tolist() == [[0, 2, 3], [1, 0, 4]]
+    assert graph.labels is not None and graph.labels.tolist() == [1, 0, -1, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "said"),
+    [
+        ("edges", {"a": [0, -1], "b": [1, 1]}, r"row 2: -1, expected whole numbers from 0 on$"),
+        ("edges", {"a": [0, 1], "b": [1, None]}, r"row 2: a null, expected whole numbers from 0"),
+        ("edges", {"a": [0, 1], "b": [1.0, 0.5]}, r"row 2: 0.5, expected whole numbers from 0 on$"),
+        ("edges", {"a": ["x", "y"], "b": [0, 1]}, r"row 1: 'x', expected .*; map_ids=True numbers"),
+        (
+            "edges",
+            {"a": [0], "b": [1], "c": [2]},
+            r"has the columns a, b, c, expected two nodes in",
+        ),
+        ("edges", {"a": [0, 9], "b": [1, 1]}, r"row 2: node 9, expected 0 to 1, as features.parq"),
+        ("features", {"x": [1.0, None]}, r"row 2, x: a null, expected numbers"),
+        (
+            "features",
+            {"x": [1.0, 2.0], "y": [[1], [2]]},
+            r"column 'y' is list<.*, expected one val",
+        ),
+    ],
+)
+def test_what_is_wrong_in_parquet_is_told_by_its_row(
+    tmp_path: Path, name: str, columns: dict[str, list[object]], said: str
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    files = {"edges": {"a": [0], "b": [1]}, "features": {"x": [1.0, 2.0]}, name: columns}
+    for part, made in files.items():
+        parquet.write_table(pyarrow.table(made), tmp_path / f"{part}.parquet")
+    with pytest.raises(DataError, match=said):
+        graphs.read(tmp_path)
+    if name == "edges" and len(columns) == 2 and columns["a"] != ["x", "y"]:
+        graph = graphs.read(tmp_path, skip_bad_lines=True)
+        assert graph.edges.tolist() == [[0], [1]] and graph.skipped == 1
 
 
 def test_blocks_of_many_lines_are_the_lines(

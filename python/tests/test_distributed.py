@@ -161,7 +161,7 @@ def twins(rank: int, world: int, folder: Path) -> Any:
     return found
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_ranks_are_twins_of_one_rank_with_the_global_batch(world: int, tmp_path: Path) -> None:
     found = ranks.run(world, twins, tmp_path)
     for kind in OPTIMIZERS:

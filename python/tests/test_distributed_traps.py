@@ -515,14 +515,18 @@ def test_two_ranks(name: str, outcomes: list[dict[str, str]]) -> None:
 def lost(rank: int, world: int, folder: Path) -> None:
     import time
 
+    seen, until = folder / "seen", time.monotonic() + 60
     with sharing(folder, "late", rank, timeout=1.0) as shard:
         table = table_of(shard)
+        while rank == 1 and not seen.exists():
+            assert time.monotonic() < until, "rank 0 waits for ever"
+            time.sleep(0.05)
         if rank == 1:
-            time.sleep(2.5)
             return
         for _ in range(2):
             with pytest.raises(IoError, match=r"get of table 't' on rank 0 of 2.*open.timeout="):
                 table.get([1])
+        seen.touch()
 
 
 def ended(rank: int, world: int, folder: Path) -> None:

@@ -25,6 +25,7 @@ NEEDS_TORCH = {
     "commit_and_resume",
     "change_tables",
     "convert_model",
+    "dataframes",
     "knowledge_graph",
     "look_ahead",
     "pack_graph_features",
@@ -39,6 +40,7 @@ NEEDS_TORCH = {
 }
 
 NEEDS = {
+    "dataframes": "pyarrow",
     "graph_from_files": "torch_geometric",
     "hf_trainer": "transformers",
     "lightning_trainer": "pytorch_lightning",
@@ -88,6 +90,10 @@ SAYS = {
     "convert_model": (
         r"\{'items': Embedding\(10000000, 64, name='items', optimizer='rowwise_adagrad'\)\}\n"
         r"6[34]\d rows were trained, and none of the others was ever written\n"
+    ),
+    "dataframes": (
+        r"(9\d|100)% of 2,000 held-out clicks are right\n"
+        r"\[300, 20\] users and tags have rows\nof u7: \(1, 8\)\n"
     ),
     "follow_a_log": (
         r"3 records, commit at step 3\nrow 0 is 0\.5\n"
@@ -215,6 +221,7 @@ def start_ranks(folder: Path) -> list[withtorch.Process]:
     ]
 
 
+@pytest.mark.long
 def test_ranks_train_together_are_killed_and_go_on_together(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     first = start_ranks(tmp_path)

@@ -241,10 +241,10 @@ def test_a_server_is_killed_while_clients_read(
         while {name for name, began, _, _ in readers.failed if began == "down"} != {*down}:
             assert time.monotonic() < until, f"{down} should have errors: {readers.failed}"
             time.sleep(0.01)
-        began = time.monotonic()
-        with pytest.raises(IoError, match=f"cannot connect: server {trio.address('b')}"):
+        # A port that nobody listens at is known at once, and not when the patience is at its end.
+        refused = f"cannot connect: server {trio.address('b')}.*[Rr]efused"
+        with pytest.raises(IoError, match=refused):
             table.get(b[:1])
-        assert time.monotonic() - began < 5, "a port that nobody listens at is known at once"
         readers.phase = "starting"
         trio.start("b")
         readers.go("back")

@@ -377,6 +377,7 @@ def test_where_it_cannot_open_again_the_store_is_closed_and_says_so(
         assert again.step == 1
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("announce", [True, False, None])
 @pytest.mark.parametrize("depth", [4, 512])
 def test_a_pass_of_look_ahead_goes_on_after_it(

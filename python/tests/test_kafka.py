@@ -41,6 +41,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "s"
 
 
+@pytest.mark.long
 def test_a_topic_of_several_partitions_is_applied_once_in_parts(
     tmp_path: Path, path: Path, broker: Broker
 ) -> None:

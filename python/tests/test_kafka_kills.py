@@ -22,6 +22,8 @@ from topics import SECONDS, Both, digests, follow, make, offsets, reopened, row,
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
+pytestmark = pytest.mark.long
+
 KILLS = int(os.environ.get("EMBEDROCK_KILLS", "4"))
 
 

@@ -155,7 +155,7 @@ def test_other_urls_are_refused_and_passwords_are_not_told(url: Any, kind: Any) 
         ({"config": 5}, "config is 5, expected names and values"),
         ({"config": {5: "x"}}, "a name in config is 5"),
         ({"config": {"client.id": []}}, "config has a list for 'client.id'"),
-        ({"config": {"bootstrap.servers": "b:1"}}, "bootstrap.servers, which is not to be set"),
+        ({"config": {"bootstrap.servers": "b:1"}}, "bootstrap.servers, which cannot be set"),
     ],
 )
 @pytest.mark.parametrize("kind", [Kafka, KafkaWriter])
@@ -170,10 +170,14 @@ def test_odd_arguments_are_named(kind: Any, arguments: dict[str, Any], message: 
         (Kafka, {"isolation": "x"}, "isolation is 'x', expected 'read_committed' or"),
         (Kafka, {"skip_lost": 1}, "skip_lost is 1"),
         (Kafka, {"on_trouble": 1}, "on_trouble is 1, expected a function of a text"),
-        (Kafka, {"config": {"enable.auto.commit": True}}, "enable.auto.commit, which is not"),
+        (
+            Kafka,
+            {"config": {"enable.auto.commit": True}},
+            "enable.auto.commit, which cannot be set",
+        ),
         (KafkaWriter, {"partition": -1}, "partition is -1"),
         (KafkaWriter, {"transactional_id": 7}, "transactional_id is 7"),
-        (KafkaWriter, {"config": {"acks": "1"}}, "acks, which is not to be set"),
+        (KafkaWriter, {"config": {"acks": "1"}}, "acks, which cannot be set"),
     ],
 )
 def test_odd_arguments_of_one_kind_are_named(

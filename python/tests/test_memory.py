@@ -49,7 +49,7 @@ def test_per_cent_of_a_small_table_are_at_least_what_works(tmp_path: Path) -> No
             digests.append(one.digest())
         if memory == "10%":
             (message,) = messages
-            assert 'memory="10%" is 6.25 KiB of these tables, less than works' in message
+            assert 'memory="10%" is 6.25 KiB of these tables, less than the minimum' in message
             # In the grammar of sizes, and no less than what is taken.
             named = message.split('at least memory="')[1].split('"')[0]
             taken = int(message.split(f'"{named}" (')[1].split(" bytes")[0].replace(",", ""))
@@ -77,7 +77,7 @@ def test_a_store_that_is_opened_again_says_it_at_the_open(tmp_path: Path) -> Non
         store.commit(1)
     with told() as messages, embedrock.open(tmp_path / "s") as store:
         assert len(messages) == 0 and store.table("t").get([1]).sum() == 8
-    assert len(messages) == 1 and "less than works" in messages[0]
+    assert len(messages) == 1 and "less than the minimum" in messages[0]
 
 
 # "10" was ten bytes, and 0.1 nothing that works either.

@@ -450,14 +450,12 @@ def test_an_interrupt_ends_what_a_server_does_not_answer(kind: str) -> None:
             assert child.stdout is not None and child.stderr is not None
             assert child.stdout.readline() == b"asks\n"
             server.accept()
-            begun = time.monotonic()
             child.send_signal(signal.SIGINT)
             try:
-                child.wait(timeout=20)
+                child.wait(timeout=20)  # obstore itself waits 30 s for an answer
             finally:
                 child.kill()
             assert b"KeyboardInterrupt" in child.stderr.read()
-            assert time.monotonic() - begun < 10  # a second, on a machine that is not busy
 
 
 # --- lists and names -----------------------------------------------------------------------------

@@ -430,5 +430,6 @@ def train_push_and_resume(rank: int, world: int, path: Path, url: str) -> None:
         shard.commit(6)
 
 
+@pytest.mark.long
 def test_a_run_of_real_ranks_is_resumed_from_object_storage(tmp_path: Path, url: str) -> None:
     run(2, train_push_and_resume, tmp_path, url)

@@ -23,6 +23,8 @@ from pushes import commit, contents, contents_at, made, objects_in, train
 
 pytest.importorskip("obstore", reason="obstore is not installed")
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:

@@ -117,12 +117,37 @@ def test_numbers_and_booleans_are_dense(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, expected.astype(np.float32))
 
 
-def test_a_named_column_of_lists_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path / "a", y=[0], x=[[1]])
-    with pytest.raises(DataError, match=r"column 'x' is list<.*, expected one value in a row"):
-        ParquetLog(path, Columns("y", ("x",)))
+def test_a_column_that_its_role_has_no_use_for_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "a", y=[0], x=[[1]], s=[{"a": 1}], k=[1], d=[datetime.date.today()])
+    for columns, said in [
+        (Columns("x", ("k",)), r"column 'x' is list<.*, expected one value in a row"),
+        (Columns("y", ("k",), ("x",)), r"column 'x' is list<.*, expected one value in a row"),
+        (Columns("y", ("s",)), r"column 's' is struct<.*, expected one value in a row, or a list"),
+        (Columns("y", ("k",), ("d",)), r"column 'd' is date32.*, expected numbers: as numbers, B"),
+        (Columns("d", ("k",)), r"column 'd' is date32\[day\], expected 0 or 1: as numbers"),
+    ]:
+        with pytest.raises(DataError, match=said):
+            ParquetLog(path, columns)
     with pytest.raises(DataError, match=r"column 'z' is not there; the columns are y, x"):
         ParquetLog(path, Columns("y", ("z",)))
+
+
+def test_lists_are_bags(tmp_path: Path) -> None:
+    rows = [[1, 2], [], None, [3], [None, 4]] * 7
+    path = written(tmp_path / "a", y=[0, 1, 0, 1, 0] * 7, x=rows, z=list(range(35)))
+    data, batches = read(path, Columns("y", ("x", "z")))
+    assert [feature.expected_rows for feature in data.features] == [5, 35]
+    texts = [["" if one is None else str(one) for one in row or []] for row in rows]
+    for place, batch in enumerate(batches):
+        some = texts[place * 5 : place * 5 + 5]
+        flat = [text for bag in some for text in bag]
+        flat += [str(place * 5 + row) for row in range(5)]
+        assert batch.keys.tolist() == embedrock.hash_keys(flat).tolist()
+        sizes = [*map(len, some), 1, 1, 1, 1, 1]
+        assert batch.offsets.tolist() == [0, *np.cumsum(sizes)]
+        if place:
+            (again, *_) = data.train_batches(5, batches[place - 1].next)
+            assert again.keys.tolist() == batch.keys.tolist()
 
 
 # Statistics of a group with NaN may say that it holds what it does not.

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -296,13 +296,23 @@ def test_accumulated_gradients_and_clipping_have_the_bits_of_a_plain_loop(
     assert norms[:10] == norms[10:] and None not in norms
 
 
+def wait_for_next(trainer: Pipeline, is_so: Callable[[Any], bool]) -> None:
+    """Waits until this is so of the batch behind the one at hand, if there is one."""
+    run, until = trainer._run, time.monotonic() + 60
+    assert run is not None
+    while run._waiting and not is_so(run._waiting[0]):
+        assert time.monotonic() < until, "it is not read ahead"
+        time.sleep(0.0005)
+
+
 def test_rows_that_the_caller_changes_are_seen(store: embedrock.Store) -> None:
     embedding = nn.Embedding(None, 2, store=store, name="ids", optimizer="sgd", initializer=0.0)
     table = embedding.table
     batches = [torch.tensor([1, 2]) for _ in range(6)]
     with Pipeline(embedding, batches, read_ahead=3) as trainer:
         for turn, batch in enumerate(trainer):
-            time.sleep(0.01)  # the next batches have been read by now
+            # It is under way, with the rows that it shares with this one still to come.
+            wait_for_next(trainer, lambda ahead: ahead.permit is not None)
             assert embedding(batch)[0].tolist() == [turn] * 2
             table.put([1], np.full((1, 2), turn + 1.0, np.float32))
         table.delete([1])
@@ -336,7 +346,7 @@ def test_a_row_is_never_staler_than_the_bound(store: embedrock.Store, bound: flo
         output = embedding(batch)
         staleness.append(step + output.item())
         output.sum().backward()
-        time.sleep(0.005)  # the next ones are read meanwhile
+        wait_for_next(trainer, lambda ahead: ahead.ready.is_set())
         optimizer.step()
     assert max(staleness) <= min(bound, 8 + 1 + 8)  # read ahead, at hand, waiting to be applied
     assert max(staleness) >= 1  # reading is ahead of computing
@@ -700,6 +710,7 @@ def test_a_program_that_fails_within_the_loop_ends(tmp_path: Path) -> None:
     assert "ZeroDivisionError" in done.stderr and done.returncode == 1
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", ["look-ahead", "pipeline", "both"])
 def test_the_engines_window_changes_no_bit(tmp_path: Path, how: str) -> None:
     batches = clicks()
@@ -721,6 +732,7 @@ def test_the_engines_window_changes_no_bit(tmp_path: Path, how: str) -> None:
     assert window["rows_loaded"] > 1000 or window["starved"], window
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", ["look-ahead", "pipeline"])
 def test_beginning_and_ending_to_announce_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str

@@ -124,7 +124,7 @@ def a_forgotten_resume_is_told_on_every_rank(rank: int, world: int, folder: Path
         assert "of step 3" in said and "'top.weight' and 1 more" in said and "resume" in said
         # What one rank alone means is refused on all.
         said = same_on_both(refusal(MisuseError, lambda: run.save(4, new_model=rank == 0)))
-        assert "rank 1 of 2" in said and "nobody took over" in said
+        assert "rank 1 of 2" in said and "nobody has restored" in said
         assert shard.step == 3
         run.save(4, new_model=True)
         assert shard.step == 4

@@ -73,7 +73,7 @@ def test_a_run_goes_on_with_what_came(begun: TrainOptions, capsys: Any) -> None:
     assert train(replace(begun, resume=True))["step"] == 50  # it is the run's own log now
     append(begun.data, 200)
     assert train(again)["step"] == 50
-    assert "with --epochs 3 it trains on what came" in capsys.readouterr().err
+    assert "with --epochs 3 it trains on the new part" in capsys.readouterr().err
     longer = replace(again, recipe=replace(begun.recipe, epochs=3))
     assert train(longer)["step"] == 50 + 30
 

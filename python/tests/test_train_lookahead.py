@@ -244,7 +244,7 @@ def troubled(trouble: str, options: TrainOptions, *more: str) -> subprocess.Comp
     ("trouble", "more"),
     [
         ("killed", []),
-        ("killed", ["--pipeline"]),
+        pytest.param("killed", ["--pipeline"], marks=pytest.mark.long),
         ("killed while a commit is pending", []),
     ],
 )

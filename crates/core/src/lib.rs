@@ -51,6 +51,8 @@ mod storage;
 #[cfg(feature = "parts")]
 pub mod storage;
 pub mod store;
+#[cfg(test)]
+mod test_extent;
 
 #[cfg(any(test, feature = "testing"))]
 pub use arena::keep_freed;

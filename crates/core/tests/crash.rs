@@ -4,11 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 #![allow(clippy::print_stdout, reason = "tests say how many kills, and what they skipped")]
 
-mod common;
-
-use common::training::{train, train_options};
-use common::witness::{Committed, Witness};
-use common::{Random, Running, child_path, spawn};
+use crate::common::training::{train, train_options};
+use crate::common::witness::{Committed, Witness};
+use crate::common::{Random, Running, child_path, spawn};
 use embedrock_core::{ErrorKind, Store, StoreOptions};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -197,7 +195,7 @@ fn one_life(
     };
     variables.extend(point.map(|point| ("EMBEDROCK_KILL_POINT", point)));
     let with_reader = random.below(3) == 0;
-    let trainer = spawn("trainer", &path, &variables);
+    let trainer = spawn("crash::trainer", &path, &variables);
     let (reader, killed) =
         live(trainer, &death, || with_reader.then(|| Reader::open(&path, io, witness, life, back)));
     let what = format!("seed {seed} round {round} {io} {variables:?}");

@@ -6,9 +6,7 @@
 //! panic, hang, or take more memory than a process of 2 GiB has. `EMBEDROCK_FUZZ` sets the rounds.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
-mod common;
-
-use common::{Model, Random, child_path, options, spec};
+use crate::common::{Model, Random, child_path, options, spec};
 use embedrock_core::optimizer::OptimizerKind;
 use embedrock_core::{ErrorKind, GetBatch, StorageKind, Store, StoreOptions, TableSpec, check};
 use std::collections::BTreeMap;
@@ -51,7 +49,7 @@ fn store(directory: &Path) -> (Files, Model) {
             {
                 let keys: Vec<u64> = (0..600).map(|_| random.below(rows)).collect();
                 let all: Vec<f32> = (0..keys.len() * dim).map(|_| random.value()).collect();
-                common::update(&store, tables[table], &keys, &all).unwrap();
+                crate::common::update(&store, tables[table], &keys, &all).unwrap();
                 model.update(table, &keys, &all);
             }
         }
@@ -149,7 +147,7 @@ fn write_some(store: &Store, random: &mut Random) -> embedrock_core::Result<()> 
             let keys: Vec<u64> = (0..900).map(|_| random.below(rows)).collect();
             let words = keys.len() * info.spec.embedding_dim;
             let gradients: Vec<f32> = (0..words).map(|_| random.value()).collect();
-            common::update(store, info.id, &keys, &gradients)?;
+            crate::common::update(store, info.id, &keys, &gradients)?;
             store.delete(info.id, &keys[..20])?;
         }
         store.commit(step, "", &[("weights", &[1; 50])])?;
@@ -390,7 +388,7 @@ fn reseal_one(files: &mut Files, seed: u64, random: &mut Random) -> String {
 
 #[test]
 fn nonsense_with_valid_checksums_never_panics() {
-    const NAME: &str = "nonsense_with_valid_checksums_never_panics";
+    const NAME: &str = "decoders::nonsense_with_valid_checksums_never_panics";
     if child_path().is_none() {
         // A process that asks for too much memory is aborted, so it must be another one.
         let limited = format!("ulimit -v {ADDRESS_KIB} && exec \"$0\" \"$@\"");
@@ -400,6 +398,8 @@ fn nonsense_with_valid_checksums_never_panics() {
         let output = command.env("EMBEDROCK_CHILD", "here").output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{}: {said}", output.status);
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains("1 passed"), "another test than {NAME} ran: {said}");
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -450,7 +450,7 @@ fn broken_ties_to_a_cold_directory_are_refused_and_never_panic() {
         for _ in 0..30 {
             let keys: Vec<u64> = (0..400).map(|_| random.below(4000)).collect();
             let all: Vec<f32> = (0..keys.len() * DIM).map(|_| random.value()).collect();
-            common::update(&store, table, &keys, &all).unwrap();
+            crate::common::update(&store, table, &keys, &all).unwrap();
             model.update(0, &keys, &all);
         }
         store.commit(step, "", &[]).unwrap();

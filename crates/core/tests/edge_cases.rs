@@ -3,9 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 #![allow(clippy::doc_lazy_continuation, reason = "comments begin with the number of their case")]
 
-mod common;
-
-use common::{DISK_BYTES, HYPER, Model, Random, get, options, put, spec, update};
+use crate::common::{DISK_BYTES, HYPER, Model, Random, get, options, put, spec, update};
 use embedrock_core::config::{IoChoice, PolicyKind};
 use embedrock_core::optimizer::OptimizerKind;
 use embedrock_core::{

@@ -4,9 +4,7 @@
 #![expect(unsafe_code, reason = "fork, fcntl, mounts and users have no safe interface")]
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
-mod common;
-
-use common::{child_path, get, hear, options, put, say, spawn, spec};
+use crate::common::{child_path, get, hear, options, put, say, spawn, spec};
 use embedrock_core::config::IoChoice;
 use embedrock_core::optimizer::OptimizerKind;
 use embedrock_core::{ErrorKind, GetBatch, Store, StoreOptions, TableId, check, copy};
@@ -98,7 +96,7 @@ fn a_writer_keeps_its_lock_while_its_process_copies_the_directory() {
     let (_directory, path) = directory();
     let store = trained(&path);
     read_all_files(&path);
-    let mut second = spawn("second_writer", &path, &[]);
+    let mut second = spawn("locks::second_writer", &path, &[]);
     second.expect("Locked");
     second.finish();
     let here = Store::open(&path, options(BUDGET)).err().unwrap();
@@ -123,7 +121,7 @@ fn a_reader_keeps_its_hold_while_its_process_copies_the_directory() {
     let reader = Store::open(&path, reading()).unwrap();
     read(&reader, 0..10, 6).unwrap();
     read_all_files(&path);
-    let mut writer = spawn("writer", &path, &[]);
+    let mut writer = spawn("locks::writer", &path, &[]);
     writer.expect("committed");
     writer.finish();
     assert!(reader.is_held());
@@ -158,11 +156,11 @@ fn writer_of_an_older_build() {
 fn writers_of_older_builds_are_kept_out_and_keep_out() {
     let (_directory, path) = directory();
     let store = trained(&path);
-    let mut older = spawn("writer_of_an_older_build", &path, &[]);
+    let mut older = spawn("locks::writer_of_an_older_build", &path, &[]);
     older.expect("refused");
     older.finish();
     drop(store);
-    let mut older = spawn("writer_of_an_older_build", &path, &[]);
+    let mut older = spawn("locks::writer_of_an_older_build", &path, &[]);
     older.expect("locked");
     let error = Store::open(&path, options(BUDGET)).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Locked, "{error}");
@@ -224,7 +222,7 @@ fn a_process_that_changes_its_directory() {
 #[test]
 fn a_store_stays_where_it_was_opened_when_the_working_directory_changes() {
     let (_directory, path) = directory();
-    let mut process = spawn("a_process_that_changes_its_directory", &path, &[]);
+    let mut process = spawn("locks::a_process_that_changes_its_directory", &path, &[]);
     process.expect("done");
     process.finish();
 }
@@ -298,7 +296,7 @@ fn a_reader_of_another_user_reads_its_commit_or_hears_that_it_is_gone() {
     let (directory, path) = directory();
     drop(trained(&path));
     let_others_read(directory.path(), &path);
-    let mut reader = spawn("reader_of_another_user", &path, &[]);
+    let mut reader = spawn("locks::reader_of_another_user", &path, &[]);
     reader.expect("read");
     let_writer_write(&path);
     let store = Store::open(&path, options(BUDGET)).unwrap();
@@ -315,7 +313,7 @@ fn a_reader_of_another_user_sees_no_row_of_another_history() {
     let (directory, path) = directory();
     drop(trained(&path));
     let_others_read(directory.path(), &path);
-    let mut reader = spawn("reader_of_another_user", &path, &[]);
+    let mut reader = spawn("locks::reader_of_another_user", &path, &[]);
     reader.expect("read");
     let_writer_write(&path);
     let store = Store::open(&path, StoreOptions { step: Some(5), ..options(BUDGET) }).unwrap();
@@ -385,7 +383,7 @@ fn reader_of_a_read_only_medium() {
 fn a_store_on_a_read_only_medium_is_read_and_checked() {
     let (_directory, path) = directory();
     drop(trained(&path));
-    let mut reader = spawn("reader_of_a_read_only_medium", &path, &[]);
+    let mut reader = spawn("locks::reader_of_a_read_only_medium", &path, &[]);
     match reader.listen().unwrap().as_str() {
         "read" => {}
         other => eprintln!("skipped: {other}"),
@@ -501,7 +499,7 @@ fn writer_below_a_folder_that_it_may_not_read() {
 fn a_cold_directory_in_a_folder_that_cannot_be_read_has_to_be_there() {
     let (directory, path) = directory();
     std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).unwrap();
-    let mut writer = spawn("writer_below_a_folder_that_it_may_not_read", &path, &[]);
+    let mut writer = spawn("locks::writer_below_a_folder_that_it_may_not_read", &path, &[]);
     writer.expect("opened");
     writer.finish();
 }
@@ -545,7 +543,7 @@ fn writer_beside_a_full_folder() {
 #[test]
 #[expect(clippy::print_stderr, reason = "a skipped test says why")]
 fn a_cold_directory_that_cannot_be_written_is_refused_and_not_noted() {
-    for role in ["writer_beside_a_sealed_folder", "writer_beside_a_full_folder"] {
+    for role in ["locks::writer_beside_a_sealed_folder", "locks::writer_beside_a_full_folder"] {
         let (_directory, path) = directory();
         let mut writer = spawn(role, &path, &[]);
         match writer.listen().unwrap().as_str() {
@@ -597,7 +595,7 @@ fn forking_process_that_commits() {
 #[test]
 fn children_forked_during_commits_are_refused_open_the_store_themselves_and_end() {
     let (_directory, path) = directory();
-    let mut parent = spawn("forking_process_that_commits", &path, &[]);
+    let mut parent = spawn("locks::forking_process_that_commits", &path, &[]);
     parent.expect("done");
     parent.finish();
 }

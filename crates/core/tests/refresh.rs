@@ -1,9 +1,7 @@
 //! Readers that move to the newest commit beside a writer, in real directories.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
-mod common;
-
-use common::{Model, Random, get, options, spec, update};
+use crate::common::{Model, Random, get, options, spec, update};
 use embedrock_core::hash::mix;
 use embedrock_core::optimizer::OptimizerKind;
 use embedrock_core::{Error, ErrorKind, Memory, Store, StoreOptions};

@@ -3,9 +3,7 @@
 #![expect(unsafe_code, reason = "fork has no safe interface")]
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
-mod common;
-
-use common::{DISK_BYTES, child_path, get, hear, options, put, say, spawn, spec, update};
+use crate::common::{DISK_BYTES, child_path, get, hear, options, put, say, spawn, spec, update};
 use embedrock_core::optimizer::OptimizerKind;
 use embedrock_core::{
     ErrorKind, GetBatch, Memory, Store, StoreOptions, TableId, TableSpec, check, copy,
@@ -97,7 +95,7 @@ fn writer() {
 #[test]
 fn a_second_writer_is_refused_by_the_pid_of_the_first_until_that_is_killed() {
     let (_directory, path) = directory();
-    let mut first = spawn("writer", &path, &[]);
+    let mut first = spawn("store::writer", &path, &[]);
     first.expect("open");
     let error = refused(&path, options(BUDGET));
     assert_eq!(error.kind(), ErrorKind::Locked);
@@ -129,7 +127,7 @@ fn a_second_handle_in_the_same_process_is_refused_until_the_first_is_closed_or_d
 fn a_reader_keeps_the_rows_of_its_commit_while_another_process_commits() {
     let (_directory, path) = directory();
     drop(trained(&path));
-    let mut writer = spawn("writer", &path, &[]);
+    let mut writer = spawn("store::writer", &path, &[]);
     writer.expect("open");
     let reader = Store::open(&path, StoreOptions { read_only: true, ..options(BUDGET) }).unwrap();
     assert_eq!(reader.last_commit().unwrap().step, 6);
@@ -167,7 +165,7 @@ fn busy_writer() {
 fn readers_checks_and_copies_can_begin_at_any_moment_of_a_busy_writer() {
     let (directory, path) = directory();
     drop(trained(&path));
-    let mut writer = spawn("busy_writer", &path, &[]);
+    let mut writer = spawn("store::busy_writer", &path, &[]);
     writer.expect("open");
     for round in 0..40 {
         let reading = StoreOptions { read_only: true, ..options(BUDGET) };
@@ -312,7 +310,7 @@ fn reader_of_the_last_commit() {
 fn going_back_to_an_earlier_step_waits_for_the_readers_of_later_ones() {
     let (_directory, path) = directory();
     drop(trained(&path));
-    let mut reader = spawn("reader_of_the_last_commit", &path, &[]);
+    let mut reader = spawn("store::reader_of_the_last_commit", &path, &[]);
     reader.expect("open");
     let at = StoreOptions { step: Some(5), ..options(BUDGET) };
     let error = refused(&path, at.clone());
@@ -549,7 +547,7 @@ fn forking_trainer() {
 #[test]
 fn a_forked_child_is_refused_and_keeps_nothing_locked_when_its_parent_is_killed() {
     let (_directory, path) = directory();
-    let mut parent = spawn("forking_trainer", &path, &[]);
+    let mut parent = spawn("store::forking_trainer", &path, &[]);
     let said = [parent.listen().unwrap(), parent.listen().unwrap()];
     let told = said.iter().find(|line| line.contains("verbs")).unwrap();
     assert!(told.starts_with("15 of 15 verbs, named true"), "{told}");
@@ -605,7 +603,7 @@ fn opening_in_a_forked_child() {
 #[test]
 fn a_forked_child_may_open_a_store_that_its_parent_closed() {
     let (_directory, path) = directory();
-    let mut parent = spawn("opening_in_a_forked_child", &path, &[]);
+    let mut parent = spawn("store::opening_in_a_forked_child", &path, &[]);
     parent.expect("closed");
     parent.nod();
     parent.expect("child done");

@@ -131,7 +131,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// What held-out queries read, in a line per placement.
+/// The reads of held-out queries, one line per placement.
 struct Report<'a> {
     held_out: Queries<'a>,
     caches: Vec<f64>,
@@ -227,7 +227,7 @@ fn list(name: &str, usual: &[f64]) -> Result<Vec<f64>, Failure> {
     }
 }
 
-/// What all threads have computed so far, with a resolution of 10 ms.
+/// The processor time of all threads so far, with a resolution of 10 ms.
 fn cpu_seconds() -> Result<f64, Failure> {
     let stat = std::fs::read_to_string("/proc/self/stat")?;
     let (_, fields) = stat.rsplit_once(") ").ok_or("no name in stat")?;

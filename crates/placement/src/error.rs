@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What went wrong, for programs.
+/// The kind of an error, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -33,7 +33,7 @@ impl Error {
         Self::new(ErrorKind::Misuse, message)
     }
 
-    /// What went wrong, for programs.
+    /// The kind of the error, for programs.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }

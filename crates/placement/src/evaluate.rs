@@ -1,4 +1,4 @@
-//! What a placement costs: the pages that queries read, with and without a cache of rows.
+//! The cost of a placement: the pages that queries read, with and without a cache of rows.
 //!
 //! Learn a placement from the first part of a trace and evaluate it on the held-out part:
 //! co-occurrences that happened once are learned too, and do not come again.
@@ -28,7 +28,7 @@ impl Default for EvaluateOptions {
     }
 }
 
-/// What queries read.
+/// The reads of queries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Evaluation {
     /// Batches that were served; queries, unless several are served together.

@@ -7,12 +7,12 @@
 use crate::error::{Error, Result};
 use crate::random::mix;
 
-/// What queries ask of one table: query `q` is `values[offsets[q]..offsets[q + 1]]`.
+/// The keys that queries ask of one table: query `q` is `values[offsets[q]..offsets[q + 1]]`.
 #[derive(Clone, Copy, Debug)]
 pub struct TableKeys<'a> {
     /// The keys of all queries, one query after another. *Shape*: (pins,).
     pub values: &'a [u64],
-    /// Where queries begin, and the end. *Shape*: (queries + 1,).
+    /// The begin of each query, and the end. *Shape*: (queries + 1,).
     pub offsets: &'a [usize],
 }
 
@@ -26,7 +26,7 @@ pub struct Numbered {
     /// The rows of all queries; those of a query by table, then as they were asked for.
     /// *Shape*: (pins,).
     pub values: Vec<u32>,
-    /// Where queries begin, and the end. *Shape*: (queries + 1,).
+    /// The begin of each query, and the end. *Shape*: (queries + 1,).
     pub offsets: Vec<usize>,
 }
 
@@ -74,7 +74,7 @@ pub fn number(tables: &[TableKeys<'_>]) -> Result<Numbered> {
     Ok(numbered)
 }
 
-/// Where the queries of all tables together begin, and the end.
+/// The begin of each query over all tables together, and the end.
 fn joint_offsets(tables: &[TableKeys<'_>]) -> Result<Vec<usize>> {
     let queries = tables.first().map_or(0, |table| table.offsets.len().saturating_sub(1));
     let mut joint = vec![0; queries + 1];

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::hash::{PROBES_MAX, PetHash};
 use crate::medium::Medium;
 
-/// What a check has seen.
+/// The findings of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
     /// Keys.

@@ -1,4 +1,4 @@
-//! Who still reads rows: a list of epochs, one for each reading that is under way.
+//! The epochs of reads: a list with one entry for each reading that is under way.
 //!
 //! A reading takes the epoch in which it begins and keeps it until it ends; one thread may have
 //! many (a reply that the kernel still sends is one). A row that was replaced is free once every
@@ -40,7 +40,7 @@ pub(crate) struct Reading<'a> {
 }
 
 thread_local! {
-    /// Where this thread found a place last.
+    /// The place that this thread found last.
     static LAST: Cell<usize> = const { Cell::new(0) };
 }
 

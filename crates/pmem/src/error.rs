@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What went wrong, for programs.
+/// The kind of an error, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -48,14 +48,14 @@ impl Error {
         Self::new(ErrorKind::Full, message)
     }
 
-    /// What was tried, as in `cannot map /dev/shm/rows`, and why it failed.
+    /// An I/O error: the attempt, as in `cannot map /dev/shm/rows`, and why it failed.
     pub(crate) fn io(tried: impl fmt::Display, source: impl Into<std::io::Error>) -> Self {
         let source = source.into();
         let message = format!("{tried}: {source}");
         Self { kind: ErrorKind::Io, message, source: Some(source) }
     }
 
-    /// What went wrong, for programs.
+    /// The kind of the error, for programs.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }

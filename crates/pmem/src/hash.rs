@@ -43,7 +43,7 @@ pub struct PetHash<M> {
     pub(crate) region: Arc<Region<M>>,
 }
 
-/// Where a key was found.
+/// The place of a key that was found.
 pub(crate) struct Located {
     pub(crate) bucket: u64,
     pub(crate) slot: usize,
@@ -185,7 +185,7 @@ impl<M: Medium> PetHash<M> {
         unreachable!("the last probe returns")
     }
 
-    /// Where a key is, while its home bucket is held: its entry stays, what it passes may change.
+    /// The place of a key, while its home bucket is held: its entry stays, others may change.
     ///
     /// # Errors
     /// `Corrupt` where a damaged bucket may hide it.

@@ -1,4 +1,4 @@
-//! What everything else in this crate asks of memory: words, and how they become durable.
+//! The memory that the rest of this crate needs: words, and how they become durable.
 //!
 //! All access is by words of 8 bytes, the unit that a power cut leaves whole. Loads acquire and
 //! stores release, so that what was stored before a word is seen by whoever sees that word.
@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU64;
 /// Bytes of a word.
 pub const WORD_BYTES: usize = 8;
 
-/// What survives after [`Medium::fence`].
+/// The durability after [`Medium::fence`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Durability {
     /// Nothing: memory of this process alone.
@@ -69,7 +69,7 @@ pub trait Medium: Send + Sync {
     /// `Io` where the device fails. What is durable is then unknown.
     fn fence(&self) -> Result<()>;
 
-    /// What survives.
+    /// The durability of the medium.
     fn durability(&self) -> Durability;
 
     /// Asks the processor for the cache line of a word. A hint.
@@ -112,7 +112,7 @@ pub trait Medium: Send + Sync {
         }
     }
 
-    /// Where the words are, for messages.
+    /// The place of the words, for messages.
     fn name(&self) -> String {
         "memory".to_owned()
     }

@@ -23,7 +23,7 @@ struct Group<'a, M: Medium> {
     /// Their numbers, to find out quickly what is held.
     buckets: Vec<u64>,
     keys: Vec<u64>,
-    /// What each of them had: [`ABSENT`] for those that are new.
+    /// The previous word of each of them: [`ABSENT`] for those that are new.
     before: Vec<u64>,
     words_max: usize,
 }

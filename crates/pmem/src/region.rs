@@ -1,4 +1,4 @@
-//! Where things lie in a region, its header, and what opening one does.
+//! The layout of a region, its header, and opening one.
 //!
 //! Opening reads the header, counts the opening up, and finishes the few changes of several words
 //! that were under way (`redo.rs`). It looks at no bucket and no row, whatever the region's size,
@@ -50,7 +50,7 @@ pub(crate) const MARK_MAX: u64 = (1 << ROWS_BITS) - 1;
 const CHECKS_SEED: u64 = u64::from_le_bytes(*b"ERPMCHKS");
 /// Bits for that number of rows, below its check.
 const ROWS_BITS: u32 = 44;
-/// Whose region it is: two words, and a check of them.
+/// The owner of the region: two words, and a check of them.
 const OWNER_WORD: usize = 16;
 const OWNER_SEED: u64 = u64::from_le_bytes(*b"ERPMOWNR");
 const ROWS_SEED: u64 = u64::from_le_bytes(*b"ERPMCLSD");
@@ -160,7 +160,7 @@ impl Geometry {
         [MAGIC, version, capacity, row_bytes as u64, buckets, row_slots, salt]
     }
 
-    /// What the word says that says that every bucket has its check.
+    /// The value of the word that marks that every bucket has its check.
     fn checks_word(&self) -> u64 {
         check_of(&self.header(VERSION), CHECKS_SEED).max(1)
     }
@@ -367,7 +367,7 @@ impl<M: Medium> Region<M> {
         self.store_checked(OWNER_WORD, &owner, &owner, OWNER_SEED)
     }
 
-    /// Whose region it is; `None` where nobody said so.
+    /// The owner of the region; `None` if none was set.
     pub(crate) fn owner(&self) -> Result<Option<[u64; 2]>> {
         let [first, second, check] = [0, 1, 2].map(|at| self.medium.load(OWNER_WORD + at));
         if [first, second, check] == [0; 3] {
@@ -397,7 +397,7 @@ impl<M: Medium> Region<M> {
         self.fence()
     }
 
-    /// Where free row slots were found last, in any opening; any number, where it is damaged.
+    /// The place where free row slots were found last, in any opening; any number if damaged.
     pub(crate) fn hint(&self) -> u64 {
         self.medium.load(HINT_WORD)
     }

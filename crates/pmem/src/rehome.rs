@@ -9,7 +9,7 @@ use crate::hash::{Held, PROBES_MAX, PetHash};
 use crate::medium::Medium;
 use crate::redo::Change;
 
-/// What a pass over some buckets found and did.
+/// The result of a pass over some buckets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rehomed {
     /// Keys in the buckets.

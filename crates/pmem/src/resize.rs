@@ -51,7 +51,7 @@ pub fn resize_with<E: From<Error>>(
         Ok(rows)
     });
     if copied.is_err() {
-        // What went wrong before is what the caller learns.
+        // The caller gets the earlier error.
         let _ = std::fs::remove_file(&unfinished);
     }
     copied

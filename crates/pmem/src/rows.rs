@@ -122,7 +122,7 @@ impl<M: Medium> Rows<M> {
         self.region.geometry
     }
 
-    /// What an acknowledged change survives.
+    /// The events that an acknowledged change survives.
     pub fn durability(&self) -> Durability {
         self.region.medium.durability()
     }
@@ -140,7 +140,7 @@ impl<M: Medium> Rows<M> {
         self.region.bind(owner)
     }
 
-    /// Whose region it is; `None` where nobody said so.
+    /// The owner of the region; `None` if none was set.
     ///
     /// # Errors
     /// `Corrupt`.
@@ -593,13 +593,13 @@ impl<M: Medium> Rows<M> {
 impl<M: Medium> Drop for Rows<M> {
     fn drop(&mut self) {
         if let Some(rows) = self.slab.unclaimed().filter(|_| self.region.writable().is_ok()) {
-            // Where that fails, the bound of before holds, too.
+            // If that fails, the earlier bound still holds.
             let _ = self.region.claim_rows(rows);
         }
     }
 }
 
-/// What became of rows that were written.
+/// The outcome for rows that were written.
 pub(crate) struct Placed {
     /// Rows that are published, from the first on.
     pub(crate) placed: usize,

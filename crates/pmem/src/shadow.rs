@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What was done to the medium.
+/// An operation on the medium.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Store(usize, u64),
@@ -38,7 +38,7 @@ impl Shadow {
         self.words.iter().map(|word| word.load(Ordering::Relaxed)).collect()
     }
 
-    /// What was done since the last call.
+    /// The operations since the last call.
     pub(crate) fn take_events(&self) -> Vec<Event> {
         std::mem::take(&mut self.events.lock())
     }
@@ -125,7 +125,7 @@ impl Contents {
         }
     }
 
-    /// What the processor sees: the newest value of every word.
+    /// The processor's view: the newest value of every word.
     pub(crate) fn newest(&self) -> Vec<u64> {
         self.image(|_, values| values)
     }

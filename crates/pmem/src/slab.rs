@@ -33,7 +33,7 @@ const WAIT_MOST: Duration = Duration::from_secs(5);
 /// How often it looks at once; then it pauses between two looks.
 const TRIES: u32 = 1000;
 const PAUSE: Duration = Duration::from_micros(50);
-/// Who waits for longer than this is said to.
+/// The time after which a wait is reported.
 const MOMENT: Duration = Duration::from_millis(2);
 /// A chunk with fewer free slots lies among rows.
 const POOR: usize = CHUNK as usize / 64;
@@ -68,7 +68,7 @@ struct State {
     /// A bit for each slot that is known to be free.
     free: Box<[u64]>,
     free_slots: u64,
-    /// Where to look for a free slot next.
+    /// The next word to search for a free slot.
     next_word: usize,
     /// A bit for each chunk that was looked up.
     looked_up: Box<[u64]>,
@@ -348,7 +348,7 @@ impl Slab {
                 let replaced = self.replaced[slot as usize / 64].load(Ordering::Acquire);
                 (found == ABSENT || slot_of(found) != slot) && replaced & 1 << (slot % 64) == 0
             };
-            // Where damage may hide a key, its row is not overwritten.
+            // If damage may hide a key, its row is not overwritten.
             let free = checksum == 0
                 || match index.inspect(key, is_free) {
                     Err(error) if error.kind() == ErrorKind::Corrupt => false,
@@ -361,7 +361,7 @@ impl Slab {
         if free_slots.len() >= POOR {
             index.region.set_hint(chunk);
         }
-        // What proves that they are free is durable before they are overwritten.
+        // The proof that they are free is durable before they are overwritten.
         index.fence()?;
         state.looked_up[chunk as usize / 64] |= 1 << (chunk % 64);
         state.known += end - first;

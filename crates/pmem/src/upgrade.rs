@@ -89,7 +89,7 @@ impl<M: Medium> PetHash<M> {
             }
         }
         let word = self.word(bucket) + CHECK;
-        // What a pass that was cut off has made stays.
+        // The work of an interrupted pass stays.
         if medium.load(word) == 0 {
             let salt = self.region.geometry.salt;
             let check = check_of(&self.region.checked_words(bucket), bucket, salt);

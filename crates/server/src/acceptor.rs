@@ -17,7 +17,7 @@ const WAKER: Token = Token(1);
 /// How long it waits before it accepts again, after the system had no descriptor to give.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a connection is told for which there is no place.
+/// The error for a connection beyond the limit.
 pub(crate) const TOO_MANY: &str = "max number of clients reached";
 
 /// Has the system ask the other side of a silent connection after so long whether it is there; it

@@ -6,7 +6,7 @@ use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// What requests need of a table.
+/// The facts about a table that requests need.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
     pub(crate) id: TableId,
@@ -80,7 +80,7 @@ impl Tables {
         self.0.get(name)
     }
 
-    /// What there is in the place of a name that is not: some names, and the nearest.
+    /// Suggestions for a name that does not exist: some existing names, and the nearest.
     pub(crate) fn names_beside(&self, name: &[u8]) -> String {
         let mut names: Vec<&str> = self.0.values().map(|table| table.name.as_str()).collect();
         names.sort_unstable();

@@ -1,4 +1,4 @@
-//! What connections take of a server: places, and memory of requests and replies.
+//! The resources that connections use: places, and memory of requests and replies.
 
 use embedrock_core::trim_heap;
 use parking_lot::Mutex;
@@ -13,7 +13,7 @@ const TRIM_LEAST: usize = 8 << 20;
 /// For so long it has to be out of use: what comes and goes with every batch is kept.
 const TRIM_AFTER: Duration = Duration::from_secs(3);
 
-/// What all connections of a server take. Relaxed throughout: counters order nothing.
+/// The resources of all connections of a server. Relaxed throughout: counters order nothing.
 pub(crate) struct Clients {
     /// Those that are served.
     open: Arc<AtomicUsize>,
@@ -23,7 +23,7 @@ pub(crate) struct Clients {
     bytes: AtomicUsize,
     /// The most of it since the last look.
     bytes_most: AtomicUsize,
-    /// Where no more is taken, and whoever has most of it ends.
+    /// The bound on memory, beyond which the largest user is disconnected.
     bytes_max: usize,
     /// Guards itself alone.
     trimming: Mutex<Trimming>,

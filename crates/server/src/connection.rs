@@ -41,9 +41,9 @@ pub(crate) struct Connection {
     pub(crate) is_due: bool,
     /// When bytes last came or went.
     pub(crate) last_active: Instant,
-    /// What has come of a request that is not whole, while there is one.
+    /// The progress of an incomplete request, if there is one.
     arriving: Option<Pace>,
-    /// What the client has taken of replies that wait, while some do.
+    /// The client's progress in reading waiting replies, if there are some.
     leaving: Option<Pace>,
     /// Sends that the kernel is not done with.
     in_flight: usize,
@@ -93,7 +93,7 @@ impl Connection {
             }
             Ok(count) => {
                 self.input.end += count;
-                // What comes after a socket was read empty is told by the poll.
+                // The poll reports data that arrives after a socket was read empty.
                 let is_empty = count < bytes && matches!(self.stream, Stream::Plain { .. });
                 self.is_readable = !is_empty || self.will_end;
                 self.last_active = Instant::now();
@@ -323,7 +323,7 @@ pub(crate) struct Input {
 }
 
 impl Input {
-    /// What is there.
+    /// The filled part.
     pub(crate) fn filled(&self) -> &[u8] {
         &self.bytes[self.begin..self.end]
     }

@@ -28,7 +28,7 @@ const TEXT: &str = "text/plain; charset=utf-8";
 const HTML: &str = "text/html; charset=utf-8";
 const JSON: &str = "application/json";
 
-/// Where monitors ask, and what they have asked.
+/// The listener for monitors, and their requests.
 pub(crate) struct Monitors {
     poll: Poll,
     listener: TcpListener,
@@ -54,7 +54,7 @@ impl Monitors {
         Ok(Self { poll, listener, exchanges })
     }
 
-    /// Where it listens.
+    /// Its address.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.listener.local_addr().ok()
     }
@@ -151,7 +151,7 @@ impl Exchange {
     }
 }
 
-/// What is asked for, with its headers.
+/// The reply to a request, with its headers.
 fn reply_to(shared: &Arc<Shared>, request: &[u8]) -> Vec<u8> {
     let mut words = request.split(|byte| *byte == b' ');
     let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
@@ -219,7 +219,7 @@ fn place(shared: &Shared) -> String {
     format!("commit step {step}, {then}")
 }
 
-/// What keeps the server from doing all that it should.
+/// The reason why the server is not fully working, if any.
 fn sickness(shared: &Shared) -> Option<String> {
     shared.problem().or_else(|| shared.store.stats().err().map(|error| error.to_string()))
 }

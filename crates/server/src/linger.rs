@@ -13,7 +13,7 @@ const BYTES_OUTSIDE_MAX: usize = 4 << 20;
 const TIME_MAX: Duration = Duration::from_secs(30);
 const TIME_OUTSIDE_MAX: Duration = Duration::from_secs(5);
 
-/// How far the end has come.
+/// The progress of the end.
 #[derive(Debug)]
 pub(crate) struct Linger {
     is_outside: bool,

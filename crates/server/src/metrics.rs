@@ -1,4 +1,4 @@
-//! What the server counts, and how Prometheus reads it.
+//! The server's counters, and their form for Prometheus.
 
 use crate::commands::COMMANDS;
 use crate::latency::Latency;
@@ -14,7 +14,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
 
-/// What the server counts. Relaxed: counters order nothing.
+/// The server's counters. Relaxed: counters order nothing.
 pub(crate) struct Metrics {
     registry: Registry,
     /// Requests by command, in the order of `COMMANDS`.

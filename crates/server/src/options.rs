@@ -43,7 +43,7 @@ pub struct Options {
     pub listen: String,
     /// Threads that serve connections.
     pub threads: usize,
-    /// What clients have to give before anything else.
+    /// The password that clients must give first.
     pub password: Option<String>,
     /// Encryption.
     pub tls: Option<TlsFiles>,
@@ -152,7 +152,7 @@ impl Options {
         self.client_memory.unwrap_or(self.max_reply_bytes.saturating_mul(4))
     }
 
-    /// Where to listen for the metrics, which are not encrypted.
+    /// The address for metrics, which are not encrypted.
     pub(crate) fn metrics_address(&self) -> Result<Option<SocketAddr>> {
         let Some(text) = &self.metrics else { return Ok(None) };
         let address = address_of("metrics", text)?;

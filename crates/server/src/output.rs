@@ -133,7 +133,7 @@ impl Output {
         }
     }
 
-    /// Where the bytes that wait lie. All places are filled.
+    /// The pieces of the bytes that wait. All places are filled.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {
         let skip = |index| if index == 0 { self.sent } else { 0 };
         self.chunks.iter().enumerate().flat_map(move |(index, chunk)| chunk.pieces(skip(index)))
@@ -242,7 +242,7 @@ mod tests {
     use crate::gather::RowViews;
     use std::sync::atomic::AtomicU64;
 
-    /// What comes out when every write takes at most so many bytes.
+    /// The output when every write takes at most so many bytes.
     fn drain(output: &mut Output, most: usize) -> (Vec<u8>, usize) {
         let (mut all, mut freed) = (Vec::new(), 0);
         while !output.is_empty() {
@@ -342,7 +342,7 @@ mod tests {
                 }
                 let memory: usize = output.chunks.iter().map(|chunk| chunk.memory_bytes()).sum();
                 assert_eq!(output.memory_bytes(), memory);
-                // What waits, doubled by growth, and the chunks at both ends.
+                // The bytes that wait, doubled by growth, and the chunks at both ends.
                 let most = 2 * output.queued() + 4 * (TEXT_BYTES + 2 * reply);
                 assert!(memory <= most, "{memory} bytes for {} that wait", output.queued());
             }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// over the time after which silence ends a connection. A modem does more.
 pub(crate) const BYTES_PER_SECOND_MIN: f64 = 1024.0;
 
-/// What was done since a moment.
+/// The progress since a moment.
 #[derive(Debug)]
 pub(crate) struct Pace {
     since: Instant,

@@ -71,7 +71,7 @@ impl Part {
     }
 }
 
-/// What one request asks for.
+/// The keys of one request.
 #[derive(Debug)]
 struct Request {
     connection: usize,
@@ -100,7 +100,7 @@ pub(crate) struct Pulls {
     idle_bytes: usize,
 }
 
-/// What was replied.
+/// The delivered reply.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Delivered {
     /// Keys that were looked for, and those of them without a row.
@@ -255,7 +255,7 @@ impl Pulls {
         }
         let (keys, found) = (&self.keys, &mut self.found);
         if read(store, keys, found, &mut self.parts[first..], is_read).is_err() {
-            // Whose fault it is shows when each is read by itself.
+            // Reading each by itself shows which one is at fault.
             for request in &mut self.requests[self.read..] {
                 let parts = &mut self.parts[request.parts.clone()];
                 if parts.iter().any(is_read) {
@@ -275,7 +275,7 @@ impl Pulls {
         if batches.is_empty() {
             return true;
         }
-        // What went wrong is told when they are read.
+        // Errors are reported when they are read.
         let Ok(Some(views)) = store.view(&batches) else { return false };
         for (part, views) in parts.iter_mut().filter(|part| !part.is_copied()).zip(views) {
             let found = &mut self.found[part.keys.clone()];

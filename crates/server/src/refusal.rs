@@ -1,4 +1,4 @@
-//! What a client is told that does not get what it asked for: a code for programs, a text.
+//! Refusals of requests: a code for programs, a text.
 
 use embedrock_core::{Error, ErrorKind};
 

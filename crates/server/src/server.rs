@@ -158,12 +158,12 @@ impl Server {
         Ok(Self { shared, metrics_address, posts, acceptor_waker, threads })
     }
 
-    /// Where clients reach it.
+    /// The address for clients.
     pub fn address(&self) -> SocketAddr {
         self.shared.address
     }
 
-    /// Where its metrics are, if anywhere.
+    /// The address of its metrics, if any.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics_address
     }
@@ -207,7 +207,7 @@ impl Server {
         Ok(())
     }
 
-    /// What somebody should know of who runs it, such as a certificate that is about to expire.
+    /// A warning for the operator, such as a certificate that is about to expire.
     pub fn warning(&self) -> Option<String> {
         self.shared.warning()
     }
@@ -232,7 +232,7 @@ impl Server {
         let Some(threads) = self.threads.lock().take() else { return Ok(()) };
         // Pairs with the acquires of the threads that accept.
         self.shared.is_stopping.store(true, Ordering::Release);
-        // Where it cannot be woken it has ended.
+        // If it cannot be woken it has ended.
         let _ = self.acceptor_waker.wake();
         let mut outcome = join(threads.acceptor);
         self.posts.iter().for_each(|post| post.send(Mail::Stop));
@@ -259,7 +259,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Who wants to know calls `stop`.
+        // Callers who need the result call `stop`.
         let _ = self.stop();
     }
 }

@@ -1,4 +1,4 @@
-//! What a connection has told of itself, and its replies.
+//! The state that a connection has set for itself, and its replies.
 
 use crate::commands::Queue;
 use crate::linger::Linger;
@@ -34,9 +34,9 @@ pub(crate) struct Session {
     pub(crate) has_job: bool,
     /// Whether a request beyond a limit was refused, and none has come since.
     pub(crate) was_refused: bool,
-    /// What was sent since `MULTI`.
+    /// The requests since `MULTI`.
     pub(crate) queue: Option<Box<Queue>>,
-    /// What `EXEC` runs, before requests that came behind it.
+    /// The requests that `EXEC` runs, before those that came after it.
     pub(crate) running: Option<Box<Queue>>,
 }
 

@@ -1,4 +1,4 @@
-//! What all threads of a server have in common.
+//! The state that all threads of a server share.
 
 use crate::catalog::Catalog;
 use crate::certificate;
@@ -25,11 +25,11 @@ use std::time::Instant;
 /// Jobs that may wait. A connection has one at a time, and most servers have few that ask for any.
 pub(crate) const JOBS_MAX: usize = 1024;
 
-/// What all threads of a server have in common.
+/// The state that all threads of a server share.
 pub(crate) struct Shared {
     pub(crate) store: Store,
     pub(crate) options: Options,
-    /// Where it listens.
+    /// Its listening address.
     pub(crate) address: SocketAddr,
     pub(crate) catalog: Catalog,
     /// Its part in a cluster, if it has one.
@@ -44,9 +44,9 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     /// Memory of requests that wait for `EXEC`.
     pub(crate) queued: Arc<Queued>,
-    /// What connections take of the server.
+    /// The resources that connections use.
     pub(crate) clients: Clients,
-    /// What clients have to give before anything else. A leaf.
+    /// The password that clients must give first. A leaf.
     pub(crate) password: RwLock<Option<String>>,
     /// Encryption.
     pub(crate) tls: Option<Tls>,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Most encrypted bytes that wait for the socket.
 const TLS_BUFFER_BYTES: usize = 256 << 10;
-/// What a client of TLS sends first.
+/// The first byte from a client of TLS.
 pub(crate) const HANDSHAKE: u8 = 0x16;
 const NOT_TLS: &[u8] =
     b"-ERR this server speaks TLS: connect with a rediss:// URL, or redis-cli --tls\r\n";
@@ -136,7 +136,7 @@ impl Tls {
         let mut first = [0];
         let socket = &self.socket;
         if uninterrupted(|| socket.peek(&mut first))? == 1 && first[0] != HANDSHAKE {
-            // Who does not take it learns of it by the end of the connection.
+            // A client that does not read it learns of it by the end of the connection.
             let _ = self.socket.write(NOT_TLS);
             self.is_refused = true;
             return Err(io::Error::new(ErrorKind::InvalidData, "the client does not speak TLS"));

@@ -16,7 +16,7 @@ const LONG: Duration = Duration::from_secs(3600);
 /// The highest step of a commit.
 pub(crate) const STEP_MOST: u64 = i64::MAX as u64;
 
-/// What is to be done.
+/// A task to perform.
 #[derive(Debug)]
 pub(crate) enum Task {
     /// Commit, as this step or the next.
@@ -31,7 +31,7 @@ pub(crate) enum Task {
     ReloadMap,
 }
 
-/// What a task has done.
+/// The result of a task.
 #[derive(Debug)]
 pub(crate) enum Finished {
     /// Made a commit, or moved to one.
@@ -124,7 +124,7 @@ pub(crate) fn run(shared: &Arc<Shared>, jobs: &Receiver<Job>, posts: &[Post]) ->
     }
 }
 
-/// What the timer does. A failure is counted, and tried again the next time.
+/// The timer's work. A failure is counted, and tried again the next time.
 fn on_timer(shared: &Arc<Shared>, has_new_table: &mut bool) {
     let has_failed = shared.timer_failure.lock().is_some();
     let has_changes = *has_new_table || shared.store.uncommitted().batches > 0;
@@ -155,7 +155,7 @@ fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Finished> {
             ("refresh", move_to(shared, None).map(Finished::moved))
         }
         Task::Switch(step) => ("switch", switch(shared, step).map(Finished::moved)),
-        // What does not fit is the client's to mend.
+        // A commit that does not fit is for the client to resolve.
         Task::Create(spec) => return create(shared, &spec),
         Task::ReloadMap => return reload_map(shared).map(|_| Finished::Reloaded),
     };

@@ -10,14 +10,14 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use std::path::Path;
 use std::sync::Arc;
 
-/// What sessions are made with now, and the files that it is from.
+/// The current configuration of sessions, and the files from which it was made.
 pub(crate) struct Tls {
     files: TlsFiles,
     /// A leaf: nobody waits for anything while it is held.
     loaded: RwLock<Loaded>,
 }
 
-/// What the files held when they were read.
+/// The contents of the files when they were read.
 #[derive(Clone)]
 struct Loaded {
     config: Arc<ServerConfig>,
@@ -43,7 +43,7 @@ impl Tls {
         Ok(())
     }
 
-    /// What sessions are made with.
+    /// The configuration of new sessions.
     pub(crate) fn config(&self) -> Arc<ServerConfig> {
         self.loaded.read().config.clone()
     }

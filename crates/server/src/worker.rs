@@ -31,7 +31,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 const WAKER: Token = Token(usize::MAX);
-/// What tells that the kernel is done with sends.
+/// The token of completed sends of the kernel.
 const SENDS: Token = Token(usize::MAX - 1);
 const EVENTS: usize = 1024;
 /// How often connections are looked at that have been silent for too long.
@@ -72,17 +72,17 @@ fn too_much(options: &Options) -> String {
     )
 }
 
-/// What others have for a thread.
+/// A message for a thread.
 pub(crate) enum Mail {
     /// A connection that was accepted; one that is refused is told that there is no place.
     Connection { socket: mio::net::TcpStream, id: u64, seat: Seat, is_refused: bool },
-    /// What came of a job of a connection.
+    /// The result of a job of a connection.
     Done { connection: usize, id: u64, done: Result<Finished, Refusal> },
     /// Finish what was asked, and end.
     Stop,
 }
 
-/// Where a thread gets mail.
+/// A thread's mailbox.
 #[derive(Clone)]
 pub(crate) struct Post {
     sender: Sender<Mail>,
@@ -365,7 +365,7 @@ impl Worker {
                 if !has_room(session, most_waiting) {
                     break;
                 }
-                // What `EXEC` runs comes before what the client has sent behind it.
+                // The requests that `EXEC` runs come before later ones of the client.
                 let mut running = session.running.take();
                 let queued = running.as_mut().and_then(|queue| queue.next());
                 let limits = if session.is_admitted { &self.limits } else { &NOT_ADMITTED };

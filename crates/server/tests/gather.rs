@@ -1,8 +1,6 @@
 //! Replies in every mode of sending: the same bytes, whatever clients do with their sockets.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
-mod common;
-
 use embedrock_core::config::{Memory, StoreOptions, TableSpec};
 use embedrock_core::{NonFinite, PutBatch, StorageKind, Store};
 use embedrock_server::gather::{Gather, Mode};
@@ -38,7 +36,7 @@ fn serve_from(
 ) -> Server {
     let options = StoreOptions::new(Memory::Bytes(64 << 20));
     let store = Store::open(folder.path().join("store"), options).unwrap();
-    let spec = TableSpec { embedding_dim: DIM, storage, ..common::spec("user", Some(IDS)) };
+    let spec = TableSpec { embedding_dim: DIM, storage, ..crate::common::spec("user", Some(IDS)) };
     let table = store.table(&spec).unwrap();
     let keys: Vec<u64> = (0..IDS).step_by(2).collect();
     let values: Vec<f32> = keys.iter().flat_map(|key| row(*key)).collect();

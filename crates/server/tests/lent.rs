@@ -2,9 +2,7 @@
 //! them: they arrive whole, and clients that take nothing hold up nobody.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
-mod common;
-
-use common::{Client, Reply, packed, request};
+use crate::common::{Client, Reply, packed, request};
 use embedrock_core::config::{Memory, StoreOptions, TableSpec};
 use embedrock_core::init::Initializer;
 use embedrock_core::{StorageKind, Store};
@@ -34,7 +32,7 @@ fn serve(folder: &TempDir, mode: Mode, threads: usize) -> Server {
         embedding_dim: DIM,
         storage: StorageKind::Pmem,
         initializer: Initializer::Constant(0.0),
-        ..common::spec("user", Some(IDS))
+        ..crate::common::spec("user", Some(IDS))
     };
     store.table(&spec).unwrap();
     let gather = Gather::Fixed(mode);
@@ -45,7 +43,7 @@ fn serve(folder: &TempDir, mode: Mode, threads: usize) -> Server {
 /// Gives rows of keys a version, of which all their values tell.
 fn push(client: &mut Client, keys: &[u64], version: u32) {
     let rows: Vec<f32> = keys.iter().flat_map(|_| [version as f32; DIM]).collect();
-    let rows = common::bytes(&rows);
+    let rows = crate::common::bytes(&rows);
     let reply = client.call(&[b"EMB.PUSH", b"user", &packed(keys), &rows]);
     assert!(matches!(reply, Reply::Array(_)), "version {version}: {reply:?}");
 }

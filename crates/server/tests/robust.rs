@@ -1,9 +1,7 @@
-//! What a server withstands: moves between commits, slow clients, a full disk.
+//! Robustness of a server: moves between commits, slow clients, a full disk.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use embedrock_core::config::{StoreOptions, TableSpec};
 use embedrock_core::{NonFinite, PutBatch, StorageKind, Store};
 use embedrock_server::{Options, Server};
@@ -99,6 +97,22 @@ fn clients_are_served_while_the_store_moves_and_see_one_commit_in_a_reply() {
     });
 }
 
+/// Waits until another server, which looks for newer commits as often, has moved to this one and to
+/// one more behind it: by then a server that does follow has had the time for it.
+fn another_follows(folder: &TempDir, writer: &Store, every: Option<Duration>, newest: u64) {
+    let reader = Store::open(folder.path().join("store"), options_of_store(true)).unwrap();
+    let server = Server::start(reader, Options { refresh_every: every, ..options() }).unwrap();
+    let mut client = Client::new(&server);
+    let until = Instant::now() + Duration::from_secs(20);
+    for step in [newest, newest + 1] {
+        put(writer, &(0..IDS).collect::<Vec<u64>>(), step as f32);
+        writer.commit(step, "", &[]).unwrap();
+        while seen(&mut client) != step as f32 {
+            assert!(Instant::now() < until, "the other server does not follow");
+        }
+    }
+}
+
 #[test]
 fn a_server_switches_to_a_kept_commit_and_stays_until_it_is_told_to_follow() {
     let folder = tempfile::tempdir().unwrap();
@@ -111,9 +125,7 @@ fn a_server_switches_to_a_kept_commit_and_stays_until_it_is_told_to_follow() {
         assert_eq!(step_of(&client.say(&format!("EMB.SWITCH {step}"))), step);
         assert_eq!(seen(&mut client), step as f32);
     }
-    put(&writer, &[1], 11.0);
-    writer.commit(11, "", &[]).unwrap();
-    std::thread::sleep(Duration::from_millis(200));
+    another_follows(&folder, &writer, every, 11);
     assert_eq!(seen(&mut client), 8.0);
     assert!(health(&server).ends_with("ok\ncommit step 8, pinned\n"), "{}", health(&server));
     let info = client.say("INFO store");
@@ -130,12 +142,12 @@ fn a_server_switches_to_a_kept_commit_and_stays_until_it_is_told_to_follow() {
     assert_eq!(seen(&mut client), 8.0);
     assert!(health(&server).starts_with("HTTP/1.1 200"), "{}", health(&server));
 
-    assert_eq!(step_of(&client.say("EMB.REFRESH")), 11);
-    assert_eq!(pulled(&client.say("EMB.PULL user 1")).1, [11.0; DIM]);
-    put(&writer, &[1], 12.0);
-    writer.commit(12, "", &[]).unwrap();
+    assert_eq!(step_of(&client.say("EMB.REFRESH")), 12);
+    assert_eq!(pulled(&client.say("EMB.PULL user 1")).1, [12.0; DIM]);
+    put(&writer, &[1], 13.0);
+    writer.commit(13, "", &[]).unwrap();
     let until = Instant::now() + Duration::from_secs(20);
-    while pulled(&client.say("EMB.PULL user 1")).1 != [12.0; DIM] {
+    while pulled(&client.say("EMB.PULL user 1")).1 != [13.0; DIM] {
         assert!(Instant::now() < until, "the server does not follow");
     }
 }
@@ -143,15 +155,15 @@ fn a_server_switches_to_a_kept_commit_and_stays_until_it_is_told_to_follow() {
 #[test]
 fn a_server_that_is_started_at_a_step_stays_there() {
     let folder = tempfile::tempdir().unwrap();
-    let (_writer, reader) = with_steps(&folder, Some(8));
+    let (writer, reader) = with_steps(&folder, Some(8));
     let every = Some(Duration::from_millis(20));
     let server = Server::start(reader, Options { refresh_every: every, ..with_metrics() }).unwrap();
     let mut client = Client::new(&server);
-    std::thread::sleep(Duration::from_millis(200));
+    another_follows(&folder, &writer, every, 11);
     assert_eq!(seen(&mut client), 8.0);
     assert!(health(&server).ends_with("commit step 8, pinned\n"));
-    assert_eq!(step_of(&client.say("EMB.REFRESH")), 10);
-    assert_eq!(seen(&mut client), 10.0);
+    assert_eq!(step_of(&client.say("EMB.REFRESH")), 12);
+    assert_eq!(seen(&mut client), 12.0);
 }
 
 // A reader that could not follow was closed, and answered so for ever.

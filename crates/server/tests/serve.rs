@@ -1,9 +1,7 @@
 //! A server with a real store behind real sockets: what each command does, and what bad input does.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use embedrock_core::{NonFinite, PutBatch, Store};
 use embedrock_server::{Options, Server};
 use std::io::{BufRead, Read, Write};
@@ -452,13 +450,19 @@ fn a_monitor_that_trickles_does_not_hold_up_the_end() {
     let options = Options { metrics: Some("127.0.0.1:0".into()), ..options() };
     let server = Server::start(filled(&folder), options).unwrap();
     let mut stream = TcpStream::connect(server.metrics_address().unwrap()).unwrap();
+    // The server has taken the connection once it tells one that came later.
+    stream.write_all(b"x").unwrap();
+    let mut later = TcpStream::connect(server.metrics_address().unwrap()).unwrap();
+    later.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    later.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     let trickle = std::thread::spawn(move || {
         let begin = Instant::now();
         while begin.elapsed() < Duration::from_secs(30) && stream.write_all(b"x").is_ok() {
             std::thread::sleep(Duration::from_millis(50));
         }
     });
-    std::thread::sleep(Duration::from_millis(200));
     let begin = Instant::now();
     server.stop().unwrap();
     assert!(begin.elapsed() < Duration::from_secs(10), "it took {:?}", begin.elapsed());

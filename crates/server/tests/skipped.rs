@@ -1,9 +1,7 @@
 //! Requests beyond a limit: each is one error in its place, and those behind it are served.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use embedrock_server::{Options, Server};
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -93,6 +91,7 @@ fn a_client_that_is_silent_behind_a_large_request_leaves_its_place_to_others() {
     client.send_raw(&frame);
     assert_eq!(client.reply().error(), said);
     assert_eq!(client.say("PING"), pong());
+    // One that did not go on is closed after two seconds (see below), which have passed then.
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(client.say("PING"), pong());
     // What comes with it in a pipeline does not show that it goes on.

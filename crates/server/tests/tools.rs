@@ -2,9 +2,7 @@
 //! what cannot be there, and the reason of a refusal however much a client still sends.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use embedrock_server::{Options, Server};
 use std::collections::HashMap;
 use std::io::{Read, Write};

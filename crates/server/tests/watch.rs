@@ -1,7 +1,5 @@
-//! What who watches a server sees: its page, its numbers, and hot rows that came without a pull.
+//! Monitoring of a server: its page, its numbers, and hot rows that came without a pull.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
-
-mod common;
 
 use embedrock_core::config::{Memory, StoreOptions, TableSpec};
 use embedrock_core::{NonFinite, PutBatch, Store};
@@ -19,7 +17,7 @@ fn cold(folder: &TempDir) -> Store {
     let options =
         |read_only| StoreOptions { read_only, ..StoreOptions::new(Memory::Bytes(16 << 20)) };
     let store = Store::open(&path, options(false)).unwrap();
-    let spec = TableSpec { embedding_dim: 2, ..common::spec("user", Some(IDS)) };
+    let spec = TableSpec { embedding_dim: 2, ..crate::common::spec("user", Some(IDS)) };
     let table = store.table(&spec).unwrap();
     let keys: Vec<u64> = (0..IDS).step_by(2).collect();
     let values: Vec<f32> = keys.iter().flat_map(|key| [*key as f32; 2]).collect();

@@ -10,9 +10,9 @@ use embedrock_core::{Error, ErrorKind, GetBatch, Store, TableId};
 /// Rows that are read together from a device that has lied.
 const FEW: usize = 8;
 
-/// What a check may meet.
+/// The faults that a check may meet.
 pub(crate) struct Care<'a> {
-    /// What has struck the device, when an error comes.
+    /// The faults that have struck the device, when an error comes.
     pub(crate) blame: &'a Blame,
     pub(crate) medium: &'a SimMedium,
     /// The store may have refused changes before.

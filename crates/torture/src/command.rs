@@ -9,12 +9,12 @@ use std::time::Duration;
 /// Minutes that a run takes where nothing says how long.
 const MINUTES: f64 = 1.0;
 
-/// What the command line says.
+/// The parsed command line.
 #[derive(Clone, Debug)]
 pub struct Command {
-    /// What to run.
+    /// The run.
     pub soak: Soak,
-    /// Where to write the report for programs.
+    /// The file for the report as JSON.
     pub json: Option<String>,
     /// Plant bugs and count the seeds until each is found.
     pub planted: bool,

@@ -1,4 +1,4 @@
-//! What is done to a device, by name.
+//! Faults of a device, by name.
 
 use crate::random::Random;
 use embedrock_core::io::{Medium, OpenMode, SimFaults, SimFired, SimMedium};

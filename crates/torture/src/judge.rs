@@ -1,4 +1,4 @@
-//! What a store may answer after which fault. docs/testing.md has the rules as a table.
+//! The answers that a store may give after each fault. docs/testing.md lists the rules.
 
 use crate::faults::{Fault, fired};
 use embedrock_core::io::{SimFired, SimMedium};
@@ -7,7 +7,7 @@ use embedrock_core::{Error, ErrorKind};
 /// Faults after which an operation may fail with the error that the device gave.
 const ERRORS: [Fault; 4] = [Fault::Read, Fault::Short, Fault::Write, Fault::Sync];
 
-/// What struck a machine since some moment.
+/// The faults that struck a machine since some moment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Blame {
     since: SimFired,

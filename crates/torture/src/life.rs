@@ -72,7 +72,7 @@ pub(crate) struct Life<'c> {
     pub(crate) model: Model,
     /// The kept commits of the open store.
     pub(crate) chain: Chain,
-    /// What a reboot may find beside that.
+    /// Other states that a reboot may find.
     pub(crate) others: Vec<Chain>,
     /// Pinned commits.
     pub(crate) pins: Pins,
@@ -192,7 +192,7 @@ impl<'c> Life<'c> {
         self.poison.is_some()
     }
 
-    /// What a check of the open store may meet.
+    /// The faults that a check of the open store may meet.
     pub(crate) fn care(&self) -> Care<'_> {
         Care {
             blame: &self.blame,
@@ -396,7 +396,7 @@ impl<'c> Life<'c> {
         let steps = |chain: &Chain| chain.iter().map(|p| p.step).collect::<Vec<_>>();
         let found: Vec<u64> = self.store().commits().iter().map(|info| info.step).collect();
         let expected = steps(&self.chain);
-        // Where the head is damaged nobody knows which ones before the last are whole.
+        // If the head is damaged, it is unknown which commits before the last are whole.
         self.lies_now();
         let fewer = self.doomed && !found.is_empty() && expected.ends_with(&found);
         if found != expected && !fewer {
@@ -440,7 +440,7 @@ impl<'c> Life<'c> {
             |fault: &Fault| *fault != Fault::Latency && (current || !fault.lies()) && may(*fault);
         let mut choice: Vec<Fault> = self.plan.faults.iter().filter(may).collect();
         if choice.contains(&Fault::Power) {
-            // What a cut leaves has the most ways to be wrong.
+            // The state after a cut has the most ways to be wrong.
             choice.extend([Fault::Power; 2]);
         }
         if choice.is_empty() {
@@ -642,7 +642,7 @@ impl<'c> Life<'c> {
         }
         let before = self.chain.clone();
         self.open(at)?;
-        // What was found was not acknowledged, or is in the page cache alone.
+        // Changes found were not acknowledged, or are in the page cache alone.
         if at == At::Last && !same_end(&before, &self.chain) {
             self.others.push(before);
         }
@@ -673,15 +673,15 @@ impl<'c> Life<'c> {
     pub(crate) fn crash(&mut self) -> Step {
         self.note(|| "power cut, reboot".to_owned());
         self.settle_under_way();
-        // What is in flight lands.
+        // Requests in flight land.
         self.close_quietly();
         self.lies_now();
         if self.doomed {
-            // What the device has lost twice nobody can tell.
+            // Nobody can tell what the device has lost twice.
             return Err(Stop::Over);
         }
         self.counts.event(Event::Crashed);
-        // What struck this machine; several are booted from it.
+        // The faults that struck this machine; several are booted from it.
         self.finish_counts();
         let pins = (self.pins.clone(), self.other_pins.clone());
         let before = (self.chain.clone(), self.others.clone(), self.medium.clone());
@@ -698,7 +698,7 @@ impl<'c> Life<'c> {
         }
         self.boot();
         self.open(At::Last)?;
-        // What is there is on the disk.
+        // The remaining bytes are on the disk.
         self.others.clear();
         self.other_pins.clear();
         Ok(())

@@ -51,14 +51,14 @@ fn main() -> ExitCode {
 
 #[cfg(feature = "planted")]
 fn planted(command: &embedrock_torture::Command) -> ExitCode {
-    use embedrock_torture::planted::{Bug, SEEDS_MAX, catch};
+    use embedrock_torture::planted::{Bug, RANGES, SEEDS_MAX, catch};
     println!("first seed {}", command.soak.first);
     println!("{:<26}{:>8}  {:<24}{:>12}{:>9}", "bug", "median", "seeds", "operations", "seconds");
     let mut good = true;
     let named =
         |bug: &&Bug| command.bugs.is_empty() || command.bugs.iter().any(|n| n == bug.name());
     for bug in Bug::ALL.iter().filter(named) {
-        let caught = catch(*bug, command.soak.first, &command.soak.limits);
+        let caught = catch::<RANGES>(*bug, command.soak.first, &command.soak.limits);
         let show = |seeds: Option<u64>| seeds.map_or(format!(">{SEEDS_MAX}"), |n| n.to_string());
         println!(
             "{:<26}{:>8}  {:<24}{:>12}{:>9.1}  {:.60}",

@@ -40,7 +40,7 @@ impl Life<'_> {
         if self.cut_in_commit {
             return Ok(());
         }
-        // What is armed strikes what the life does itself.
+        // An armed fault strikes the life's own operations.
         self.medium.end_single_faults();
         let others = std::mem::replace(&mut self.random, random);
         let outcome = match self.random.chance(1, 2) {
@@ -100,11 +100,11 @@ impl Life<'_> {
         if self.medium.power_is_off() || self.is_poisoned() || self.is_doomed() {
             return Ok(());
         }
-        // Where the power went while the other was opened, the old one went with it.
+        // If the power went while the other was opened, the old one went with it.
         if machine.power_is_off() {
             return Ok(());
         }
-        // What it writes waits in memory, or is refused.
+        // Its writes wait in memory, or are refused.
         for (at, id) in tables.iter().enumerate().take(2) {
             let Some(info) = old.tables().into_iter().find(|info| info.id == *id) else { continue };
             let values = vec![at as f32; info.spec.embedding_dim];

@@ -23,7 +23,7 @@ impl Search {
     }
 }
 
-/// What a failure says, without its numbers.
+/// The text of a failure, without its numbers.
 fn kind_of(what: &str) -> String {
     let words = what.split(|c: char| !c.is_ascii_alphabetic()).filter(|word| word.len() > 2);
     words.take(6).collect::<Vec<_>>().join(" ")

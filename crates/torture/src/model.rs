@@ -1,4 +1,4 @@
-//! What a store must hold: a plain map of rows, of which a commit keeps a copy that costs little.
+//! The expected contents of a store: a plain map of rows; a commit keeps a cheap copy of it.
 
 use crate::plan::TablePlan;
 use embedrock_core::hash::table_salt;
@@ -117,7 +117,7 @@ impl Table {
         self.rows.remove(key)
     }
 
-    /// What a put makes of a row.
+    /// The result of a put on a row.
     pub(crate) fn put(&self, key: u64, values: &[f32], state: Option<&[f32]>, reset: bool) -> Row {
         let dim = self.dim();
         let mut row = self.row(key).to_vec();
@@ -170,7 +170,7 @@ impl Table {
         rows
     }
 
-    /// What a modify makes of a row, given what it makes of its values.
+    /// The result of a modify on a row, given the result for its values.
     pub(crate) fn modified(&self, key: u64, f: impl Fn(&mut [f32], &mut [f32])) -> Row {
         let dim = self.dim();
         let mut row = self.row(key).to_vec();
@@ -209,7 +209,7 @@ impl Model {
     }
 }
 
-/// What a changing verb does to rows: those that it writes, and those that it deletes (`None`).
+/// The effect of a changing verb on rows: those it writes, and those it deletes (`None`).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Change {
     pub(crate) rows: Vec<(usize, u64, Option<Row>)>,
@@ -228,7 +228,7 @@ impl Change {
         self.updated.iter().for_each(|table| model.tables[*table].updates += 1);
     }
 
-    /// What a row may have become of which it is not known whether the verb reached it.
+    /// The other possible row if it is not known whether the verb reached it.
     pub(crate) fn other(&self, model: &Model, table: usize, key: u64) -> Option<Row> {
         let found = self.rows.iter().find(|(t, k, _)| (*t, *k) == (table, key))?;
         Some(found.2.clone().unwrap_or_else(|| model.tables[table].initial(key)))

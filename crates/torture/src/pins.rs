@@ -22,7 +22,7 @@ const CHOICES: u64 = 1 << 32;
 /// Pinned commits by name.
 pub(crate) type Pins = BTreeMap<&'static str, Rc<Point>>;
 
-/// Where a store is opened.
+/// The commit at which a store is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum At {
     /// At its last commit.
@@ -198,7 +198,7 @@ impl Life<'_> {
         self.check_names()
     }
 
-    /// What follows an error of a verb that would have made these the pins.
+    /// The state after an error of a verb that would have made these the pins.
     fn pins_refused(&mut self, what: &str, pins: Pins, error: &Error) -> Step {
         if error.kind() == ErrorKind::Budget {
             let given = self.given();

@@ -26,7 +26,7 @@ const ROOM_FOR_MERGE: u64 = 128 << 10;
 /// Pages of the smallest segment.
 const PAGES_PER_SEGMENT: usize = 16;
 
-/// What may be left out of a life, to find the smallest that still fails.
+/// The parts that may be left out of a life, to find the smallest that still fails.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Faults that may strike.
@@ -35,7 +35,7 @@ pub struct Limits {
     pub operations: u64,
     /// Tables at most.
     pub tables: usize,
-    /// What a life does not do.
+    /// The habits that a life does without.
     pub without: Vec<Habit>,
     /// The operations that are done, by number; `None` is all of them.
     pub only: Option<std::collections::BTreeSet<u64>>,
@@ -123,7 +123,7 @@ impl Default for Limits {
     }
 }
 
-/// What kind of life it is: which verbs come often.
+/// The kind of a life: which verbs come often.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// All of them.
@@ -204,7 +204,7 @@ pub(crate) struct Plan {
     pub(crate) memory_percent: Option<u64>,
     pub(crate) max_disk_bytes: Option<u64>,
     pub(crate) capacity: Option<u64>,
-    /// What readers may keep beyond the kept commits.
+    /// The bytes that readers may keep beyond the kept commits.
     pub(crate) max_held_bytes: Option<u64>,
     pub(crate) tables: Vec<TablePlan>,
     pub(crate) keep: usize,
@@ -257,7 +257,7 @@ impl Plan {
         let page_bytes = 512 << page_bits;
         let tables = tables(seed, kind, page_bytes, 1 + random.below(6) as usize);
         let bytes: u64 = tables.iter().map(|t| t.keys * t.layout.row_bytes() as u64).sum();
-        // What a store takes beside rows: journals of a quarter of a MiB, room for commits.
+        // The size of a store beside rows: journals of a quarter of a MiB, room for commits.
         let fixed = 3 << 20;
         let bound = |random: &mut Random| fixed + bytes * (2 + random.below(6)) / 2;
         let max_disk_bytes = random.chance(1, 4).then(|| bound(random));
@@ -355,7 +355,7 @@ impl Plan {
         }
     }
 
-    /// What the store is opened on: for half of the seeds two directories of the device.
+    /// The directories of the store: for half of the seeds there are two.
     pub(crate) fn directories(&self, medium: &SimMedium) -> Arc<dyn Medium> {
         let own = Arc::new(medium.clone());
         if Random::new(self.seed, 4).chance(1, 2) {

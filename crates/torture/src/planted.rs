@@ -7,7 +7,7 @@ pub use embedrock_core::planted::Bug;
 use embedrock_core::planted::plant;
 use std::time::{Duration, Instant};
 
-/// Ranges of seeds, apart from each other.
+/// Ranges of seeds, apart from each other, of a whole count.
 pub const RANGES: usize = 5;
 /// Seeds of a range at most.
 pub const SEEDS_MAX: u64 = 100;
@@ -16,27 +16,27 @@ pub const MEDIAN_MAX: u64 = 10;
 /// Between the first seeds of two ranges.
 const APART: u64 = 1_000_003;
 
-/// What it took to find a bug.
+/// The effort of finding a bug.
 #[derive(Clone, Debug)]
-pub struct Caught {
+pub struct Caught<const N: usize> {
     /// The bug.
     pub bug: Bug,
     /// Seeds of each range; `None` where it was not found.
-    pub seeds: [Option<u64>; RANGES],
+    pub seeds: [Option<u64>; N],
     /// Operations and time of all ranges.
     pub operations: u64,
     /// See `operations`.
     pub elapsed: Duration,
-    /// What the first range has found.
+    /// The finding of the first range.
     pub what: String,
 }
 
-impl Caught {
+impl<const N: usize> Caught<N> {
     /// The median of the ranges; `None` when most have not found it.
     pub fn median(&self) -> Option<u64> {
         let mut seeds = self.seeds.map(|seeds| seeds.unwrap_or(u64::MAX));
         seeds.sort_unstable();
-        Some(seeds[RANGES / 2]).filter(|median| *median != u64::MAX)
+        Some(seeds[N / 2]).filter(|median| *median != u64::MAX)
     }
 
     /// True when every range has found it, soon enough.
@@ -45,8 +45,8 @@ impl Caught {
     }
 }
 
-/// Plants a bug and runs the ranges until each has found it.
-pub fn catch(bug: Bug, first: u64, limits: &Limits) -> Caught {
+/// Plants a bug and runs so many ranges until each has found it.
+pub fn catch<const N: usize>(bug: Bug, first: u64, limits: &Limits) -> Caught<N> {
     let begin = Instant::now();
     let mut counts = Counts::default();
     let mut what = String::new();

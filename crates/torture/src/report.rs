@@ -1,4 +1,4 @@
-//! What lives have counted.
+//! The counts of lives.
 
 use crate::faults::{Fault, fired};
 use embedrock_core::io::SimFired;
@@ -138,7 +138,7 @@ impl Event {
     }
 }
 
-/// What one or many lives have counted.
+/// The counts of one or many lives.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
     /// Lives.

@@ -7,20 +7,20 @@ use crate::report::Counts;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What a seed has found.
+/// The finding of a seed.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// The seed.
     pub seed: u64,
     /// The operation that failed.
     pub operation: u64,
-    /// What was expected and what was found.
+    /// The expected and the actual state.
     pub what: String,
     /// The settings of the life.
     pub settings: String,
     /// The last operations.
     pub last: Vec<String>,
-    /// What was left out to find it, if anything was.
+    /// The parts that were left out to find it, if any.
     pub limits: Limits,
     /// It does not end, and nothing is known of its operations.
     pub hangs: bool,
@@ -42,7 +42,7 @@ impl Failure {
 }
 
 thread_local! {
-    /// Where the thread that runs a life has panicked.
+    /// The place at which the thread that runs a life has panicked.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
     static LIVING: RefCell<bool> = const { RefCell::new(false) };
 }
@@ -98,7 +98,7 @@ pub fn run(seed: u64, limits: &Limits, counts: &mut Counts) -> Result<(), Box<Fa
         limits: limits.clone(),
         hangs: false,
     };
-    // What a panic left may panic again; it is worth its memory.
+    // The remains of a panic may panic again; that is worth their memory.
     std::mem::forget(life);
     Err(Box::new(failure))
 }

@@ -19,7 +19,7 @@ const OPERATIONS_PER_HANG: u64 = 300;
 /// How often progress is told.
 const TELL: Duration = Duration::from_millis(200);
 
-/// What to run.
+/// The lives to run.
 #[derive(Clone, Debug)]
 pub struct Soak {
     /// The first seed; the others follow it.
@@ -28,7 +28,7 @@ pub struct Soak {
     pub seeds: Option<u64>,
     /// How long; `None` is as long as the seeds take.
     pub time: Option<Duration>,
-    /// What lives may do.
+    /// The limits of lives.
     pub limits: Limits,
     /// Seeds that run at a time, each on a thread of its own.
     pub jobs: usize,
@@ -36,19 +36,19 @@ pub struct Soak {
     pub failures_max: usize,
 }
 
-/// How far a soak is.
+/// The progress of a soak.
 #[derive(Clone, Debug)]
 pub struct Progress<'a> {
-    /// What was counted so far.
+    /// The counts so far.
     pub counts: &'a Counts,
     /// How long it has run.
     pub elapsed: Duration,
 }
 
-/// What a soak has found.
+/// The result of a soak.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What lives have counted.
+    /// The counts of all lives.
     pub counts: Counts,
     /// How often each rare branch of the engine was taken.
     pub branches: Vec<(&'static str, u64)>,
@@ -69,7 +69,7 @@ impl Outcome {
     }
 }
 
-/// What the threads of a run share.
+/// The state that the threads of a run share.
 struct Shared {
     soak: Soak,
     begin: Instant,
@@ -145,7 +145,7 @@ impl Soak {
         Outcome { counts, branches, dormant, failures, elapsed: begin.elapsed(), stopped }
     }
 
-    /// What should have come by now and has not, where lives do everything.
+    /// Counts that should have come by now and have not, if lives do everything.
     fn dormant(&self, counts: &Counts, branches: &[(&'static str, u64)]) -> Vec<&'static str> {
         if counts.seeds < SEEDS_FOR_ACTIVATION || !self.limits.allow_all() {
             return Vec::new();

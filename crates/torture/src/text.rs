@@ -1,4 +1,4 @@
-//! What a run tells people, and programs.
+//! The output of a run, for people and for programs.
 
 use crate::faults::Fault;
 use crate::plan::{Habit, Limits};

@@ -124,7 +124,7 @@ impl Life<'_> {
             self.shrinks = false;
         }
         if self.random.chance(1, 8) {
-            // What has split or merged since the last round of the journal is told by deltas alone.
+            // Splits and merges since the last round of the journal are recorded by deltas alone.
             self.commit()?;
             let goes_on = !self.is_poisoned() && !self.medium.power_is_off();
             return if goes_on { self.reopen() } else { Ok(()) };
@@ -367,7 +367,7 @@ impl Life<'_> {
         self.changed("update", result, change)
     }
 
-    /// What a verb that changes rows has answered.
+    /// Handles the answer of a verb that changes rows.
     fn changed(&mut self, what: &str, result: Result<UpdateReport, Error>, change: Change) -> Step {
         match result {
             Ok(report) if report.rows != change.rows.len() as u64 => {

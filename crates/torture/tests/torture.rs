@@ -1,4 +1,5 @@
-//! A small run of fixed seeds, with every fault; and that planted bugs are found.
+//! A small run of fixed seeds, with every fault; and that planted bugs are found. `make nightly`
+//! has larger ones, by `make torture` and `make planted`.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
 use embedrock_torture::{Fault, Limits, Soak};
@@ -11,8 +12,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 fn stores_hold_through_every_fault() {
     let _alone = ALONE.lock();
     let limits = Limits::default();
-    let soak =
-        Soak { first: 7_000, seeds: Some(150), time: None, limits, jobs: 2, failures_max: 1 };
+    let soak = Soak { first: 7_000, seeds: Some(75), time: None, limits, jobs: 2, failures_max: 1 };
     let outcome = soak.run(&mut |_| true);
     let failures: Vec<String> = outcome
         .failures
@@ -20,7 +20,7 @@ fn stores_hold_through_every_fault() {
         .map(|failure| embedrock_torture::text::failure(failure, "embedrock torture"))
         .collect();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
-    assert!(outcome.counts.operations > 30_000, "{} operations", outcome.counts.operations);
+    assert!(outcome.counts.operations > 15_000, "{} operations", outcome.counts.operations);
     for fault in Fault::ALL {
         assert!(outcome.counts.faults[fault as usize] > 0, "{} never struck", fault.name());
     }
@@ -41,7 +41,7 @@ fn planted_bugs_are_found() {
         Bug::FolderUnchecked,
     ];
     for bug in bugs {
-        let caught = catch(bug, 1, &Limits::default());
+        let caught = catch::<2>(bug, 1, &Limits::default());
         assert!(caught.is_good(), "{}: {:?}", bug.name(), caught.seeds);
     }
 }

@@ -46,7 +46,9 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="the report as JSON, and beside it as HTML (report.json, report.html)",
     )
     command.add_argument("--keep", action="store_true", help="do not remove the stores at the end")
-    real = command.add_argument_group("your own data in place of MovieLens; takes as long as it is")
+    real = command.add_argument_group(
+        "your own data, in place of MovieLens; its size determines the time"
+    )
     real.add_argument(
         "--data", type=Path, metavar="FILE", help="a Criteo file, or what --format says"
     )

@@ -178,7 +178,7 @@ class CheckpointPins:
 
 
 def _stamp(path: str) -> Any:
-    """What tells a file that was written again; None where there is none, and of a URL."""
+    """A stamp that changes when a file is rewritten; None if there is none, and for a URL."""
     if "://" in path:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What trainers' adapters share: a commit with each checkpoint, and going back with each load.
+"""The shared part of trainers' adapters: a commit with each checkpoint, going back with each load.
 
 A checkpoint has the ``state_dict`` of the model, in which modules of tables say beside which rows
 they were saved (:mod:`embedrock.nn.bond`). So a commit that is made before, or named in the dict

@@ -119,7 +119,7 @@ class Commits(_of_transformers("TrainerCallback")):  # type: ignore[misc]
 
 
 def _folder(args: Any, state: Any) -> str:
-    """Where the Trainer saves the checkpoint of this step."""
+    """The folder in which the Trainer saves the checkpoint of this step."""
     return os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
 
 

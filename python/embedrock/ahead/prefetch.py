@@ -132,7 +132,7 @@ class _Filled(NamedTuple):
 
 
 class Prefetcher:
-    """What a store reads into arrays of callers, and the thread that does."""
+    """A store's reads into arrays of callers, and the thread that performs them."""
 
     def __init__(self, core: _core.Store, path: Path) -> None:
         """Starts nothing yet. It knows the engine and not the store, which may be dropped."""
@@ -207,7 +207,7 @@ def _read(
 
 
 def _range(values: npt.NDArray[Any]) -> tuple[int, int]:
-    """Where a contiguous array begins and ends in memory."""
+    """The begin and end of a contiguous array in memory."""
     begin = int(values.__array_interface__["data"][0])
     return begin, begin + values.nbytes
 

@@ -152,7 +152,7 @@ class Window:
         self._store._core.pause_window(False)
 
     def stats(self) -> dict[str, Any]:
-        """What the window did since the store was opened.
+        """Counters of the window since the store was opened.
 
         ``batches`` announced (``keys`` in all, ``distinct`` within each batch), ``ranges``
         announced; ``refused`` because the window was full, ``skipped`` because they were begun

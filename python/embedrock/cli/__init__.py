@@ -120,7 +120,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _without_torch(error: BaseException, command: str) -> BaseException | str:
-    """What is missing and how to get it, of an import of PyTorch that failed."""
+    """The missing package and how to get it, after an import of PyTorch that failed."""
     name = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
     if name.split(".")[0] == "torch" and "needs PyTorch" not in str(error):
         return missing(f"embedrock {command}", "PyTorch", "torch")

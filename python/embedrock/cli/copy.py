@@ -15,8 +15,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "copy",
         help="copy a commit of a store that may be in use",
         description=(
-            "Copies the last commit of a store, or that of --step, to a new store. A trainer may "
-            "go on writing to the source meanwhile."
+            "Copies the last commit of a store, or that of --step, to a new store. A "
+            "trainer may keep writing to the source meanwhile."
         ),
     )
     command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")
@@ -35,30 +35,33 @@ def add(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--storage",
         choices=["log", "lsm", "pmem"],
-        help="how the copy stores the rows of all its tables (each as it was)",
+        help="storage of all tables in the copy (that of each table)",
     )
     command.add_argument(
         "--cold-directory",
         type=Path,
         metavar="DIR",
-        help="where the copy has the partitions of its lsm tables (in DEST)",
+        help="directory for the partitions of the copy's lsm tables (in DEST)",
     )
     command.add_argument(
         "--pmem-path",
         type=Path,
         metavar="DIR",
-        help="where the copy has the regions of its pmem tables (in DEST)",
+        help="directory for the regions of the copy's pmem tables (in DEST)",
     )
     command.add_argument(
         "--capacity",
         type=int,
         metavar="N",
-        help="rows for which each region has room (all ids, or as before, or twice the rows)",
+        help="capacity of each region, in rows (all ids, or as before, or twice the rows)",
     )
     command.add_argument(
         "--buckets",
         metavar="A-B",
-        help="keys of these of the 1,024 buckets alone, for one server of several: 0-340,800 (all)",
+        help=(
+            "copy only keys of these of the 1,024 buckets, for one server of several: 0-340,800 "
+            "(all)"
+        ),
     )
     output.add_json(command)
     command.set_defaults(run=run)

@@ -15,9 +15,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "drop",
         help="drop a table with all its rows",
         description=(
-            "Drops a table with all its rows, in a commit of its own: the step, meta and state of "
-            "the last one stay. Commits that are kept or pinned have it yet; its room comes back "
-            "once none has. Nobody may write to the store meanwhile; a trainer drops by store.drop."
+            "Drops a table with all its rows, in a commit of its own, with the step, meta "
+            "and state of the last one. Kept and pinned commits still have the table; its "
+            "space is freed once none of them does. The store must not be open for writing; "
+            "a trainer uses store.drop."
         ),
     )
     command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")

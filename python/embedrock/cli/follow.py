@@ -47,12 +47,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "follow",
         help="apply the updates of a log to a store, each exactly once",
         description=(
-            "Applies what a log or a topic of Kafka has, in its order, and goes on as it grows. "
-            "The position in it becomes durable with the rows, in one commit: a restart, after "
-            "Ctrl-C or kill -9, neither loses nor repeats a record. Ctrl-C commits and exits with "
-            "status 130, SIGTERM and SIGHUP with 0. Others may have the store open meanwhile; they "
-            "see each commit when they refresh. With --store a copy of a store takes over the "
-            "commits of that one, at their steps."
+            "Applies the records of a log or a Kafka topic, in order, and continues as it "
+            "grows. Its position becomes durable with the rows, in one commit: a restart, "
+            "after Ctrl-C or kill -9, neither loses nor repeats a record. Ctrl-C commits "
+            "and exits with status 130, SIGTERM and SIGHUP with 0. Other processes may have "
+            "the store open; they see each commit when they refresh. With --store, a copy "
+            "of a store applies the commits of its source, at their steps."
         ),
         epilog="examples: embedrock follow ads.store ads.log --from begin; embedrock follow "
         "ads.store kafka://localhost:9092/ads --from begin; embedrock follow served.store --store "
@@ -63,7 +63,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "source",
         nargs="?",
         metavar="SOURCE",
-        help="what is followed: a log's directory, or kafka://HOST:PORT/TOPIC",
+        help="what to follow: a log's directory, or kafka://HOST:PORT/TOPIC",
     )
     command.add_argument("--log", type=Path, metavar="DIR", help="the same for a log's directory")
     command.add_argument(
@@ -77,8 +77,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--from",
         dest="start",
         choices=["begin", "end"],
-        help="where to begin with a store that has followed nothing yet: say it the first time "
-        "alone; others go on at their position",
+        help=(
+            "where to begin in a store that has followed nothing yet; needed the first time "
+            "only, afterwards the store has its position"
+        ),
     )
     command.add_argument(
         "--commit-every",
@@ -88,23 +90,28 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="time between two commits with its unit, as 5s, or rows, as 100000 (5s)",
     )
     command.add_argument(
-        "--once", action="store_true", help="end when nothing whole is left to read"
+        "--once", action="store_true", help="end when no complete record is left to read"
     )
     command.add_argument(
         "--skip-bad",
         action="store_true",
-        help="leave out records that do not fit the store, and count them; without it the first "
-        "one ends the command with its place",
+        help=(
+            "skip and count records that do not fit the store; without it the first one ends "
+            "the command with its place"
+        ),
     )
     command.add_argument(
         "--memory", default="256MiB", help="memory for the store: the index must fit (256MiB)"
     )
-    kafka = command.add_argument_group("of a topic of Kafka")
+    kafka = command.add_argument_group("Kafka topics")
     kafka.add_argument(
         "--kafka-config",
         type=Path,
         metavar="FILE",
-        help="settings of the client, a line name=value each, such as security.protocol=SSL",
+        help=(
+            "a file with settings of the client, one name=value per line, such as "
+            "security.protocol=SSL"
+        ),
     )
     kafka.add_argument(
         "--isolation",
@@ -114,8 +121,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
     kafka.add_argument(
         "--skip-lost",
         action="store_true",
-        help="go on where records were deleted before they were followed; without it that is an "
-        "error",
+        help=(
+            "continue after records that were deleted before they were followed; without it "
+            "that is an error"
+        ),
     )
     output.add_json(command)
     command.set_defaults(run=run)
@@ -204,7 +213,7 @@ def _behind(now: Followed) -> str:
 
 
 def _source(arguments: argparse.Namespace) -> LogReader | Kafka:
-    """What is followed."""
+    """The source to follow."""
     from embedrock.follow import Kafka, LogReader
     from embedrock.follow.broker import read_config
 

@@ -55,7 +55,7 @@ def _note(now: StoreFollowed) -> str:
 
 
 def _refuse_others(arguments: argparse.Namespace) -> None:
-    """What is for logs and topics is not for a store."""
+    """Options for logs and topics are refused for a store."""
     others = {
         "SOURCE": arguments.source,
         "--log": arguments.log,

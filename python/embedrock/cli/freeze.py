@@ -15,15 +15,15 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "freeze",
         help="write a commit as pages for serving, in the order of a plan",
         description=(
-            "Writes the last commit of a store, or that of --step, as a new store for serving: "
-            "values without optimizer state, in pages in which rows that are asked for together "
-            "lie together, with replicas of some. A trainer may go on writing to the source "
-            "meanwhile. Without --out a store of such pages is frozen anew in its place: what was "
-            "written on top of them goes into new ones."
+            "Writes the last commit of a store, or that of --step, as a new store for "
+            "serving: values without optimizer state, in pages that hold rows requested "
+            "together, some of them with replicas. A trainer may keep writing to the source "
+            "meanwhile. Without --out, a store of such pages is frozen again in place: "
+            "changes on top of its pages go into new ones."
         ),
         epilog=(
             "example: embedrock freeze trained --plan plan.npz --out served\n"
-            "docs/how-to/serving.md has the way from a trace to a served store"
+            "docs/how-to/serving.md shows the way from a trace to a served store"
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -43,25 +43,25 @@ def add(commands: Any) -> argparse.ArgumentParser:
         type=output.natural,
         default=256,
         metavar="N",
-        help="MiB of memory for rows that are being put in order (256)",
+        help="MiB of memory for sorting rows (256)",
     )
     command.add_argument(
         "--dtype",
         choices=["float32", "float16", "bfloat16", "int8", "int4"],
-        help="type of the frozen values; int8 and int4 with a scale for each row (as each table's)",
+        help="type of the frozen values; int8 and int4 have a scale per row (as each table's)",
     )
     command.add_argument(
         "--unknown",
         choices=["initial", "zeros"],
         default="initial",
-        help="what keys without a row give: the row that training would begin with, or zeros",
+        help="value of keys without a row: the row that training would begin with, or zeros",
     )
     command.add_argument(
         "--candidates",
         type=output.natural,
         default=10,
         metavar="N",
-        help="of how many pages a row is read from one, at most (10)",
+        help="number of pages from which a row may be read, at most (10)",
     )
     command.add_argument(
         "--page-bytes",

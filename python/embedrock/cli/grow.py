@@ -15,14 +15,15 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "grow",
         help="give a dense table more ids",
         description=(
-            "Gives a dense table N ids in all, in a commit of its own: the step, meta and state of "
-            "the last one stay. Rows that are there stay as they are, new ids have initial rows. "
-            "Nobody may write to the store meanwhile; a trainer grows by table.grow."
+            "Gives a dense table N ids in total, in a commit of its own, with the step, "
+            "meta and state of the last one. Existing rows stay as they are, new ids have "
+            "initial rows. The store must not be open for writing; a trainer uses "
+            "table.grow."
         ),
     )
     command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")
     command.add_argument("table", metavar="TABLE", help="the table's name")
-    command.add_argument("num_embeddings", type=int, metavar="N", help="its ids from then on")
+    command.add_argument("num_embeddings", type=int, metavar="N", help="its new number of ids")
     output.add_writing(command)
     output.add_json(command)
     command.set_defaults(run=run)

@@ -13,7 +13,7 @@ from embedrock._made_keys import SAID, kinds_of
 from embedrock.cli import output
 
 _KINDS = ("rows", "part", "pmem", "journal", "pin", "state", "spare", "other")
-"""What the names of files begin with (``docs/formats``), in the order of the list."""
+"""The prefixes of file names (``docs/formats``), in the order of the list."""
 _NOTED = {
     "part": "partitions",
     "pmem": "regions",
@@ -22,7 +22,7 @@ _NOTED = {
     "other": "other files",
 }
 _IN_USE = "in use"
-"""What is not known of a table whose region another process has."""
+"""Shown for values of a table whose region is open in another process."""
 _BLOCK_BYTES = 512
 """Of `st_blocks`, whatever the blocks of the file system are."""
 
@@ -31,18 +31,18 @@ def add(commands: Any) -> argparse.ArgumentParser:
     """Adds the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "info",
-        help="tables, rows, commits, memory and disk of a store",
-        description="Opens a store for reading and says what is in it. Changes nothing.",
+        help="show tables, rows, commits, memory and disk of a store",
+        description="Opens a store for reading and describes its contents. Changes nothing.",
     )
     command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")
     command.add_argument(
-        "--memory", default="256MiB", help="memory for looking: the index must fit (256MiB)"
+        "--memory", default="256MiB", help="memory for reading: the index must fit (256MiB)"
     )
     output.add_folders(command)
     command.add_argument(
         "--verbose",
         action="store_true",
-        help="also how fast the device read when its first table was made",
+        help="also show how fast the device read when its first table was made",
     )
     output.add_json(command)
     command.set_defaults(run=run)
@@ -212,7 +212,7 @@ def _in_class(row_class: dict[str, Any]) -> list[list[str]]:
 
 
 def _in_partitions(stats: dict[str, Any]) -> list[list[str]]:
-    """What lies in two kinds of files: the newest rows in `rows-…`, all others in partitions."""
+    """The contents of two kinds of files: the newest rows in `rows-…`, all others in partitions."""
     rows = []
     for one in stats["classes"]:
         if one["storage"] in ("lsm", "pages"):

@@ -60,26 +60,30 @@ def add_json(command: argparse.ArgumentParser) -> None:
 
 
 def add_query_format(command: argparse.ArgumentParser) -> None:
-    """What lines of queries are, and what their ids are (`embedrock.data.query_logs`)."""
+    """Options for the format of query lines and their ids (`embedrock.data.query_logs`)."""
     command.add_argument(
         "--format",
         choices=FORMATS,
-        help="of text; ids: lines of ids; sessions: lines of session, tab, its ids, as of "
-        "embedrock train (ids; a line that may be either is refused)",
+        help=(
+            "format of text; ids: lines of ids; sessions: lines of session, tab, its ids, as "
+            "for embedrock train (ids; a line that may be either is refused)"
+        ),
     )
     command.add_argument(
         "--keys",
         choices=KEYS,
         default="numbers",
-        help="what an id is: numbers, the key itself; words, a key of embedrock.hash_keys, as "
-        "embedrock train makes of csv and sessions (numbers)",
+        help=(
+            "what ids are: numbers, used directly as keys; words, keys by embedrock.hash_keys, "
+            "as embedrock train makes them from csv and sessions (numbers)"
+        ),
     )
 
 
 def add_url(command: argparse.ArgumentParser) -> None:
     """Object storage, and how it is reached."""
     command.add_argument(
-        "url", metavar="URL", help="s3://bucket/path, gs://…, az://… or a folder, as ./folder"
+        "url", metavar="URL", help="s3://bucket/path, gs://…, az://… or a folder such as ./folder"
     )
     command.add_argument(
         "--option",
@@ -87,8 +91,10 @@ def add_url(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a setting of the storage: endpoint, region, access_key_id, allow_http, … (of the "
-        "environment: AWS_ENDPOINT_URL, …); may be given several times",
+        help=(
+            "a setting of the storage: endpoint, region, access_key_id, allow_http, … (from the "
+            "environment: AWS_ENDPOINT_URL, …); may be repeated"
+        ),
     )
 
 
@@ -110,7 +116,7 @@ def add_folders(command: argparse.ArgumentParser, regions: str = "") -> None:
         "--cold-directory",
         type=Path,
         metavar="DIR",
-        help="where the partitions of lsm tables are, if they were moved",
+        help="directory of the partitions of lsm tables, if they were moved",
     )
     command.add_argument(
         "--pmem-path",
@@ -129,7 +135,7 @@ def add_writing(command: argparse.ArgumentParser) -> None:
         "--max-disk-bytes",
         type=parse_bytes,
         metavar="SIZE",
-        help="most bytes that the store may take on disk (no bound)",
+        help="maximum bytes of the store on disk (no bound)",
     )
 
 

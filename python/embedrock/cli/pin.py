@@ -13,11 +13,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
     """Adds the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "pin",
-        help="keep a commit of a store until its name is taken away",
+        help="keep a commit of a store under a name",
         description=(
-            "Pins the last commit of a store, or that of --step, under a name: it stays beyond the "
-            "last ones until embedrock unpin. A name that another commit has moves to it. Nobody "
-            "may write to the store meanwhile; a trainer pins by store.pin."
+            "Pins the last commit of a store, or that of --step, under a name: the commit "
+            "stays until embedrock unpin. A name of another commit moves to this one. The "
+            "store must not be open for writing; a trainer uses store.pin."
         ),
     )
     command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")

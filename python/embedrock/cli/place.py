@@ -21,12 +21,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
     """Adds the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "place",
-        help="learn from a trace which rows lie together in pages",
+        help="learn from a trace which rows to store in the same page",
         description=(
-            "Learns from the first queries of a trace which rows lie together in pages, and which "
-            "are stored again beside others, so that queries read few pages. Writes a plan, and "
-            "says how many pages the other queries read with it. Files of traces are those of "
-            "embedrock trace."
+            "Learns from the first queries of a trace which rows to store in the same page, "
+            "and which to store again beside others, so that queries read few pages. Writes "
+            "a plan, and reports how many pages the other queries read with it. embedrock "
+            "trace makes traces."
         ),
         epilog=(
             "example: embedrock place trace.npz --store ads.store --replicate 0.1 --out plan.npz"
@@ -35,69 +35,77 @@ def add(commands: Any) -> argparse.ArgumentParser:
     command.add_argument("trace", nargs="+", type=Path, metavar="TRACE", help="files of queries")
     pages = command.add_mutually_exclusive_group(required=True)
     pages.add_argument(
-        "--store", type=Path, metavar="STORE", help="the store whose tables and pages are meant"
+        "--store", type=Path, metavar="STORE", help="the store with the tables and pages to place"
     )
     pages.add_argument(
         "--rows-per-page",
         type=output.positive,
         metavar="N",
-        help="without a store: rows of a page, which all tables share",
+        help="without a store: rows per page, shared by all tables",
     )
     command.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="the plan, an .npz file; a new one"
+        "--out", type=Path, required=True, metavar="FILE", help="the plan, a new .npz file"
     )
     command.add_argument(
         "--replicate",
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="the share of rows that is stored again, from 0 to 0.8 (0)",
+        help="share of the rows to store again, from 0 to 0.8 (0)",
     )
     command.add_argument(
         "--method",
         choices=METHODS,
         default="partition",
-        help="how home pages are made; all but partition are there to compare with: shp has the "
-        "passes of the MaxEmbed paper",
+        help=(
+            "method for home pages; all but partition are baselines: shp has the passes of the "
+            "MaxEmbed paper"
+        ),
     )
     command.add_argument(
         "--replicas",
         choices=REPLICAS,
         default="residual",
-        help="how replica pages are chosen: residual, each the page that saves most after those "
-        "before it; partitions, the same of pages of other partitions, which saves most behind a "
-        "cache of rows; to compare with, connectivity (MaxEmbed), random and frequency. Its "
-        "strawmen RPP and FPR make pages that no plan can say: embedrock bench place --trace "
-        "counts them",
+        help=(
+            "method for replica pages: residual, each time the page that saves most after those "
+            "before it; partitions, the same among pages of other partitions, which saves most "
+            "behind a cache of rows; baselines: connectivity (MaxEmbed), random and frequency. "
+            "Its strawmen RPP and FPR have pages that no plan can express: embedrock bench "
+            "place --trace counts them"
+        ),
     )
     command.add_argument(
         "--learn",
         type=float,
         metavar="SHARE",
-        help="learn from the first queries, that share of them, and try the plan with the others; "
-        "1 learns from all (0.8)",
+        help=(
+            "learn from this share of the queries, the first ones, and evaluate the plan on the "
+            "others; 1 learns from all (0.8)"
+        ),
     )
     command.add_argument(
         "--held-out",
         nargs="+",
         type=Path,
         metavar="TRACE",
-        help="learn from all of the trace, and try the plan with these queries",
+        help="learn from the whole trace, and evaluate the plan on these queries",
     )
     command.add_argument("--table", metavar="NAME", help="as of embedrock trace")
     command.add_argument("--column", metavar="NAME", help="as of embedrock trace")
     output.add_query_format(command)
     command.add_argument(
-        "--seed", type=output.natural, default=0, metavar="N", help="decides what is drawn (0)"
+        "--seed", type=output.natural, default=0, metavar="N", help="seed of the random choices (0)"
     )
     command.add_argument(
-        "--threads", type=output.positive, metavar="N", help="threads that work (one a core)"
+        "--threads", type=output.positive, metavar="N", help="number of threads (one per core)"
     )
     command.add_argument(
         "--memory",
         metavar="SIZE",
-        help="the most to take beside the trace, such as 8GiB; also for the index of the store "
-        "(no bound)",
+        help=(
+            "maximum memory beside the trace, such as 8GiB; also for the index of the store (no "
+            "bound)"
+        ),
     )
     output.add_json(command)
     command.set_defaults(run=run)

@@ -13,11 +13,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
     """Adds the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "pull",
-        help="make a store of a commit that was pushed",
+        help="make a store from a pushed commit",
         description=(
-            "Makes a store of the newest commit that was pushed to a URL, or of that of --step, "
-            "and verifies all of it. Of a run of ranks it makes the folder with their stores. One "
-            "that was cut off goes on where it was."
+            "Makes a store from the newest commit that was pushed to a URL, or that of "
+            "--step, and verifies all of it. For a run of ranks it makes the folder with "
+            "their stores. An interrupted pull continues when repeated."
         ),
     )
     output.add_url(command)
@@ -27,17 +27,17 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--step",
         type=output.step_or_pin,
         metavar="N",
-        help="the commit of this step, or that was pushed by this name of a pin (the newest)",
+        help="the commit of this step, or pushed under this name of a pin (the newest)",
     )
     which.add_argument(
-        "--number", type=output.positive, metavar="N", help="the push of this number (the newest)"
+        "--number", type=output.positive, metavar="N", help="the push with this number (the newest)"
     )
-    which.add_argument("--list", action="store_true", help="list the pushes that are there instead")
+    which.add_argument("--list", action="store_true", help="only list the pushes")
     command.add_argument(
         "--stores",
         type=output.names,
         metavar="NAMES",
-        help="of a run: the stores of this machine, such as buckets-0000-0511,… (all)",
+        help="for a run: the stores of this machine, such as buckets-0000-0511,… (all)",
     )
     command.add_argument(
         "--in-flight",

@@ -13,12 +13,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
     """Adds the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "push",
-        help="send a commit of a store that may be in use to S3, GCS, Azure or a folder",
+        help="send a commit of a store, even one in use, to S3, GCS, Azure or a folder",
         description=(
-            "Sends what object storage lacks of the last commit of a store, or of that of --step. "
-            "A trainer may go on writing to the store meanwhile. The folder of a run of ranks is "
-            "pushed whole, at a commit that all of its stores have. One that was cut off goes on "
-            "where it was."
+            "Sends the last commit of a store, or that of --step, as far as object storage "
+            "lacks it. A trainer may keep writing to the store meanwhile. The folder of a "
+            "run of ranks is pushed as a whole, at a commit that all of its stores have. An "
+            "interrupted push continues when repeated."
         ),
     )
     command.add_argument(
@@ -29,8 +29,10 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--step",
         type=output.step_or_pin,
         metavar="N",
-        help="the commit of this step, or pinned under this name (the last); needed where other "
-        "machines push other stores of the run",
+        help=(
+            "the commit of this step, or pinned under this name (the last); required if other "
+            "machines push other stores of the run"
+        ),
     )
     command.add_argument(
         "--in-flight",
@@ -43,13 +45,13 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--keep",
         type=output.positive,
         metavar="N",
-        help="afterwards remove all pushes but the last N, and pieces that these do not name",
+        help="afterwards remove all pushes but the last N, and pieces that these do not refer to",
     )
     command.add_argument(
         "--cold-directory",
         type=Path,
         metavar="DIR",
-        help="where the partitions of lsm tables are, if they were moved",
+        help="directory of the partitions of lsm tables, if they were moved",
     )
     output.add_json(command)
     command.set_defaults(run=run)
@@ -103,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _told(done: dict[str, Any]) -> str:
-    """What was pushed, as one line."""
+    """The result of a push, as one line."""
     stores = f", {_count(len(done['stores']), 'store', 'stores')}" if "stores" in done else ""
     missing = done.get("waiting_for")
     what = "sent" if done["is_new"] or missing else "nothing new; sent"

@@ -13,16 +13,16 @@ def add(commands: Any) -> argparse.ArgumentParser:
     """Adds the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "rename",
-        help="give a table another name",
+        help="rename a table",
         description=(
-            "Gives a table another name, in a commit of its own: the step, meta and state of the "
-            "last one stay, and so do rows and initial rows. Nobody may write to the store "
-            "meanwhile; a trainer renames by store.rename."
+            "Renames a table, in a commit of its own, with the step, meta and state of the "
+            "last one; rows and initial rows stay the same. The store must not be open for "
+            "writing; a trainer uses store.rename."
         ),
     )
     command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")
     command.add_argument("table", metavar="TABLE", help="the table's name")
-    command.add_argument("new", metavar="NEW", help="its name from then on")
+    command.add_argument("new", metavar="NEW", help="its new name")
     output.add_writing(command)
     output.add_json(command)
     command.set_defaults(run=run)

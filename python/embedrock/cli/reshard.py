@@ -14,11 +14,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
     """Adds the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "reshard",
-        help="make the stores of a run of ranks for another number of them",
+        help="convert the stores of a run of ranks for a different number of ranks",
         description=(
-            "Makes the stores of another number of ranks of those of a run, which nobody trains on "
-            "meanwhile and which stay as they are. Rows, optimizer state and counters keep every "
-            "bit. Cut off, the same command goes on where it was; done, it says so."
+            "Makes stores for a different number of ranks from those of a run, which must "
+            "not be training meanwhile and are not changed. Rows, optimizer state and "
+            "counters keep every bit. If interrupted, repeat the command to continue; if "
+            "everything is done, it says so."
         ),
     )
     command.add_argument(
@@ -26,7 +27,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     command.add_argument("new", type=Path, metavar="NEW", help="the new folder")
     command.add_argument(
-        "--ranks", type=output.positive, metavar="M", required=True, help="how many ranks"
+        "--ranks", type=output.positive, metavar="M", required=True, help="the number of ranks"
     )
     command.add_argument(
         "--step",

@@ -13,29 +13,33 @@ def add(commands: Any) -> argparse.ArgumentParser:
     """Adds the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "resize",
-        help="give a table on persistent memory room for more rows, or fewer",
+        help="change the capacity of a table on persistent memory",
         description=(
-            'Gives a table with storage "pmem" room for --capacity rows, while nobody has its '
-            "store open. Its rows are copied into a new region, which then takes the place of the "
-            "old one: the disk needs room for both. It is for that storage alone: embedrock grow "
-            "gives a dense table more ids, whatever its storage."
+            'Gives a table with storage "pmem" room for --capacity rows, while its store is '
+            "not open anywhere. Its rows are copied into a new region, which then replaces "
+            "the old one, so the disk needs room for both. Only for that storage: embedrock "
+            "grow gives a dense table more ids, whatever its storage."
         ),
     )
     command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")
     command.add_argument("table", metavar="TABLE", help="the table's name")
     command.add_argument(
-        "--capacity", type=int, required=True, metavar="N", help="rows that the table may have"
+        "--capacity",
+        type=int,
+        required=True,
+        metavar="N",
+        help="maximum number of rows of the table",
     )
     command.add_argument(
         "--pmem-path",
         type=Path,
         metavar="DIR",
-        help="the folder of the region, where it was moved to another",
+        help="directory of the region, if it was moved",
     )
     command.add_argument(
         "--make-empty",
         action="store_true",
-        help="make an empty region in the place of one that is lost; the table has no rows then",
+        help="replace a lost region with an empty one; the table has no rows then",
     )
     output.add_json(command)
     command.set_defaults(run=run)

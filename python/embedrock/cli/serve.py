@@ -31,14 +31,15 @@ def add(commands: Any) -> argparse.ArgumentParser:
     """Adds the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "serve",
-        help="serve a store to programs of any language, over the Redis protocol",
+        help="serve a store to programs in any language, over the Redis protocol",
         description=(
-            "Serves the tables of a store to any client of Redis, and to embedrock.connect(...). "
-            "It reads, and follows the commits of a trainer; with --writable it is the store's one "
-            "writer, takes rows and gradients, and commits on a timer and when it stops. Other "
-            "machines reach it only with a password and TLS. Ctrl-C or SIGTERM stops it: requests "
-            "that came are answered first. SIGHUP has it read its certificate, password and map "
-            "again, and never ends it."
+            "Serves the tables of a store to any Redis client, and to "
+            "embedrock.connect(...). By default it only reads, and follows the commits of a "
+            "trainer. With --writable it is the store's only writer, accepts rows and "
+            "gradients, and commits on a timer and when it stops. Other machines can "
+            "connect only with a password and TLS. Ctrl-C or SIGTERM stops it after it has "
+            "answered the requests received. SIGHUP makes it reload its certificate, "
+            "password and map, and never stops it."
         ),
         epilog=(
             "example: embedrock serve my.store --listen 127.0.0.1:6380\n"
@@ -55,7 +56,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         help="where clients connect; port 0 takes a free one (127.0.0.1:6380)",
     )
     command.add_argument(
-        "--writable", action="store_true", help="take rows, gradients and commits of clients"
+        "--writable", action="store_true", help="accept rows, gradients and commits from clients"
     )
     command.add_argument(
         "--memory",
@@ -68,21 +69,23 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--step",
         type=_step,
         metavar="N",
-        help="serve the commit of this step, and stay there until a client sends EMB.SWITCH or "
-        "EMB.REFRESH (the newest, and follow it)",
+        help=(
+            "serve the commit of this step, and stay there until a client sends EMB.SWITCH or "
+            "EMB.REFRESH (follow the newest)"
+        ),
     )
-    command.add_argument("--warm", action="store_true", help="fill the memory before it listens")
+    command.add_argument("--warm", action="store_true", help="fill the memory before listening")
     command.add_argument(
-        "--threads", type=output.positive, metavar="N", help="threads (one for each core)"
+        "--threads", type=output.positive, metavar="N", help="number of threads (one per core)"
     )
     command.add_argument(
         "--password-file",
         type=Path,
         metavar="FILE",
-        help="a file with the password that clients give; its last end of line does not count",
+        help="a file with the password for clients; a final line break is ignored",
     )
     command.add_argument(
-        "--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM; encrypts"
+        "--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM; turns on TLS"
     )
     command.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
     command.add_argument(
@@ -94,89 +97,103 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--cluster",
         type=Path,
         metavar="MAP",
-        help="share the keys with other servers: which has what, .toml or .json",
+        help="share the keys with other servers as in this map, .toml or .json",
     )
     command.add_argument(
-        "--cluster-node", metavar="ID", help="which node of MAP this is (the one that listens here)"
+        "--cluster-node",
+        metavar="ID",
+        help="the node of MAP that this server is (the one with its address)",
     )
     command.add_argument(
         "--commit-every",
         type=_seconds,
         default=60.0,
         metavar="TIME",
-        help="time between commits of --writable, in seconds, as 60 or 60s; 0: only at the end and "
-        "on demand (60s)",
+        help=(
+            "time between commits with --writable, in seconds, such as 60 or 60s; 0: only at "
+            "the end and on demand (60s)"
+        ),
     )
     command.add_argument(
         "--refresh-every",
         type=_seconds,
         default=5.0,
         metavar="TIME",
-        help="time between looks for a trainer's commit, in seconds; 0: only on demand (5s)",
+        help="time between checks for a trainer's commit, in seconds; 0: only on demand (5s)",
     )
     command.add_argument(
         "--gather",
         choices=("auto", "copy", "vectored", "zerocopy"),
         default="auto",
-        help="how rows get into sockets; auto measures it at the start (auto)",
+        help="how rows are sent; auto measures the modes at the start (auto)",
     )
     command.add_argument(
-        "--verbose", action="store_true", help="say at the start how rows will get into sockets"
+        "--verbose", action="store_true", help="report at the start how rows will be sent"
     )
     limits = command.add_argument_group("limits")
     limits.add_argument(
-        "--max-connections", type=output.positive, default=10_000, metavar="N", help="(10000)"
+        "--max-connections",
+        type=output.positive,
+        default=10_000,
+        metavar="N",
+        help="maximum number of connections (10000)",
     )
     limits.add_argument(
         "--max-keys",
         type=output.positive,
         default=1 << 20,
         metavar="N",
-        help="keys of a request (1048576)",
+        help="maximum number of keys in a request (1048576)",
     )
     limits.add_argument(
         "--max-request-bytes",
         type=output.parse_bytes,
         default=64 << 20,
         metavar="B",
-        help="size of a request (64MiB)",
+        help="maximum size of a request (64MiB)",
     )
     limits.add_argument(
         "--max-reply-bytes",
         type=output.parse_bytes,
         default=64 << 20,
         metavar="B",
-        help="size of a reply, and of all that a client has not taken (64MiB)",
+        help="maximum size of a reply, and of all replies that a client has not read (64MiB)",
     )
     limits.add_argument(
         "--client-memory",
         type=output.parse_bytes,
         metavar="B",
-        help="requests and replies of all clients together, beside --memory; past it the client "
-        "with most of them is cut off (four times --max-reply-bytes)",
+        help=(
+            "maximum memory for requests and replies of all clients, in addition to --memory; "
+            "beyond it the largest user is disconnected (four times --max-reply-bytes)"
+        ),
     )
     limits.add_argument(
         "--idle",
         type=_seconds,
         default=3600.0,
         metavar="TIME",
-        help="time until a silent connection is closed, in seconds; 0: never (3600s)",
+        help="time after which a silent connection is closed, in seconds; 0: never (3600s)",
     )
     limits.add_argument(
         "--stall",
         type=_seconds,
         default=60.0,
         metavar="TIME",
-        help="the same amid a request or its reply, also where less than 1 KiB a second comes or "
-        "goes, and before the password (60s)",
+        help=(
+            "the same within a request or its reply, also at less than 1 KiB per second, and "
+            "before the password (60s)"
+        ),
     )
     limits.add_argument(
         "--tcp-keepalive",
         type=_seconds,
         default=300.0,
         metavar="TIME",
-        help="silence after which the system asks a client's machine whether it is there, and "
-        "whose connection ends where it is not; 0: never (300s)",
+        help=(
+            "silence after which keep-alive probes are sent to a client's machine; without an "
+            "answer the connection is closed; 0: never (300s)"
+        ),
     )
     command.set_defaults(run=run)
     return command

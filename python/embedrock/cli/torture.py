@@ -35,54 +35,63 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "torture",
         help="run random stores through faults of a simulated device",
         description=(
-            "Lets stores live on a simulated device, in memory: random settings, random verbs, "
-            "commits, readers, reopenings, and faults in between. Each seed is one life, and is "
-            "compared with a plain map to the last bit. Nothing on the disk is touched."
+            "Runs stores on a simulated device, in memory: random settings, random verbs, "
+            "commits, readers, reopenings, and faults in between. Each seed is one life, "
+            "compared bit for bit with a plain map. Nothing on disk is touched."
         ),
-        epilog="Exit status 0 when every store held, 1 when one did not: its seed is printed, and "
-        "the command that replays it. Also 1 when some fault, event or rare branch never came in a "
-        "run of 2,000 seeds or more that leaves nothing out. 130 when Ctrl-C ended it before "
-        "anything was found.",
+        epilog=(
+            "Exit status 0 if every store held, 1 if one did not: its seed is printed, and the "
+            "command that replays it. Also 1 if some fault, event or rare branch never occurred "
+            "in a run of 2,000 seeds or more that excludes nothing. 130 if Ctrl-C ended it "
+            "before anything was found."
+        ),
     )
     length = command.add_mutually_exclusive_group()
-    length.add_argument("--minutes", type=float, metavar="M", help="how long (default: 1)")
-    length.add_argument("--seeds", type=output.positive, metavar="N", help="how many lives")
+    length.add_argument("--minutes", type=float, metavar="M", help="duration (default: 1)")
+    length.add_argument("--seeds", type=output.positive, metavar="N", help="number of lives")
     command.add_argument(
         "--seed", type=_seed, metavar="S", help="the first seed (default: from the clock)"
     )
     command.add_argument(
         "--faults",
         metavar="LIST",
-        help="all, none, or names with commas: power, read, short, write, sync, full, full-write, "
-        "latency, flip, lost, misdirected, stale; -NAME takes one of all away (--faults=-sync)",
+        help=(
+            "all, none, or names separated by commas: power, read, short, write, sync, full, "
+            "full-write, latency, flip, lost, misdirected, stale; -NAME excludes one "
+            "(--faults=-sync)"
+        ),
     )
     command.add_argument(
         "--without",
         metavar="LIST",
-        help="what lives leave out: back, readers, ahead, beside, late, catalog, bounds, "
-        "tight, pins, meddling",
+        help=(
+            "what to exclude: back, readers, ahead, beside, late, catalog, bounds, tight, pins, "
+            "meddling"
+        ),
     )
     command.add_argument(
-        "--operations", type=output.positive, metavar="N", help="operations of a life (300)"
+        "--operations", type=output.positive, metavar="N", help="operations per life (300)"
     )
-    command.add_argument("--tables", type=output.positive, metavar="N", help="tables at most (6)")
+    command.add_argument(
+        "--tables", type=output.positive, metavar="N", help=("maximum number of tables (6)")
+    )
     command.add_argument(
         "--only",
         metavar="LIST",
         nargs="?",
         const="",
-        help="operations that are done, by number; none when nothing follows",
+        help="operations to perform, by number; none if nothing follows",
     )
     command.add_argument(
-        "--jobs", type=output.positive, metavar="J", help="lives at a time (default: one a core)"
+        "--jobs", type=output.positive, metavar="J", help="parallel lives (default: one per core)"
     )
     command.add_argument(
         "--max-failures",
         type=output.positive,
         metavar="N",
-        help="seeds that may fail before the run ends (1)",
+        help="number of failing seeds at which the run ends (1)",
     )
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the counts, as JSON")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the counts as JSON")
     command.set_defaults(run=run)
     return command
 

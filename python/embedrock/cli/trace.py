@@ -17,12 +17,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
     """Adds the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "trace",
-        help="make a trace of queries from files, and say what is in one",
+        help="make a trace of queries from files, and describe it",
         description=(
-            "Reads queries, the ids that are asked for together, of one file after another: text "
-            "with a query per line, plain, gzip or zstd (--format says which); Parquet with a "
-            "list column; or a trace that a recorder has saved. Writes them as one trace, by which "
-            "rows can be placed. docs/formats/trace.md has the formats."
+            "Reads queries, the ids that were requested together, from one file after "
+            "another: text with one query per line, plain, gzip or zstd (see --format); "
+            "Parquet with a list column; or a trace saved by a recorder. Writes them as one "
+            "trace, for placing rows. docs/formats/trace.md describes the formats."
         ),
         epilog=(
             "example: embedrock trace monday.txt.gz tuesday.txt.gz --table items --out trace.npz "
@@ -34,14 +34,17 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--out",
         type=Path,
         metavar="FILE",
-        help="the trace: .npz, or of one table .txt, .txt.gz, .txt.zst, .parquet; replaced if it "
-        "is there",
+        help=(
+            "the trace: .npz, or for a single table .txt, .txt.gz, .txt.zst, .parquet; an "
+            "existing file is replaced"
+        ),
     )
     command.add_argument(
         "--table",
         metavar="NAME",
-        help="the table that the ids are of, where a file does not say it; of several the one to "
-        "take",
+        help=(
+            "the table of the ids, if a file does not name it; if it names several, the one to use"
+        ),
     )
     command.add_argument(
         "--column", metavar="NAME", help="the list column of Parquet files (the only one)"
@@ -52,7 +55,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         type=float,
         default=1.0,
         metavar="SHARE",
-        help="keep about that share of the queries, whole, by a hash of their number (1)",
+        help="keep about this share of the queries, each as a whole, by a hash of their number (1)",
     )
     command.add_argument(
         "--seed", type=output.natural, default=0, metavar="N", help="seed of that hash (0)"
@@ -61,14 +64,18 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--split",
         type=float,
         metavar="SHARE",
-        help="write the first queries, that share of them, to --out and the others to --held-out",
+        help=(
+            "write this share of the queries, the first ones, to --out and the others to --held-out"
+        ),
     )
-    command.add_argument("--held-out", type=Path, metavar="FILE", help="a trace of the others")
+    command.add_argument("--held-out", type=Path, metavar="FILE", help="file for the other queries")
     command.add_argument(
         "--stats",
         action="store_true",
-        help="print distinct keys, lengths of queries, and how much is asked of the most popular "
-        "keys; --out may be left out",
+        help=(
+            "print the number of distinct keys, lengths of queries, and the share of the most "
+            "popular keys; --out may be omitted"
+        ),
     )
     output.add_json(command)
     command.set_defaults(run=run)

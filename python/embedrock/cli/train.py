@@ -36,12 +36,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "train",
         help="train a model on your data, tables on storage",
         description=(
-            "Trains a model of clicks on a file, of a knowledge graph, or of a graph's nodes. "
-            "Tables live in the store with only --memory of them in DRAM. Ctrl-C finishes the "
-            "step, commits and exits with status 130; a second one leaves at once. With --resume "
-            "the run goes on at its last "
-            "commit, in the middle of the data, and ends with the same bits as a run that never "
-            "stopped."
+            "Trains a model of clicks on a file, of a knowledge graph, or of a graph's "
+            "nodes. Tables live in the store with only --memory of them in DRAM. Ctrl-C "
+            "finishes the step, commits and exits with status 130; a second one exits at "
+            "once. With --resume the run continues from its last commit, in the middle of "
+            "the data, and ends with the same bits as an uninterrupted run."
         ),
         epilog=(
             "example: embedrock train --data clicks.tsv.gz --format criteo --memory 10% "
@@ -69,20 +68,24 @@ def add(commands: Any) -> argparse.ArgumentParser:
         nargs="+",
         required=True,
         metavar="FILE",
-        help="training data, plain, gzip or zstd; a log may be several files, oldest first, or a "
-        "folder or a quoted pattern, whose files come in the order of their names; for movielens "
-        "also the folder that holds it, for graphs the folder",
+        help=(
+            "training data, plain, gzip or zstd; a log may be several files, oldest first, or a "
+            "folder or a quoted pattern, whose files are read in the order of their names; for "
+            "movielens also the folder that holds it, for graphs the folder"
+        ),
     )
     command.add_argument(
         "--format",
         choices=FORMATS,
-        help="of clicks; criteo: lines of label, 13 integers, 26 hex tokens; avazu: the csv with a "
-        "header of Kaggle's training set; movielens: ratings; csv: text of your own with a header, "
-        "or Parquet where pyarrow is installed, see below; sessions: lines of session, tab, its "
-        "items",
+        help=(
+            "format of click logs; criteo: lines of label, 13 integers, 26 hex tokens; avazu: "
+            "the csv with a header of Kaggle's training set; movielens: ratings; csv: your own "
+            "text with a header, or Parquet if pyarrow is installed, see below; sessions: lines "
+            "of session, tab, its items"
+        ),
     )
     command.add_argument(
-        "--store", type=Path, required=True, metavar="DIR", help="where tables are kept"
+        "--store", type=Path, required=True, metavar="DIR", help="directory of the tables"
     )
     command.add_argument(
         "--memory",
@@ -92,18 +95,23 @@ def add(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--resume",
         action="store_true",
-        help="go on at the last commit in the store, if it has one; epochs, rates, sizes, "
-        "--pipeline and --staleness-bound that are not given are those of the run; --memory, "
-        "--max-disk, --policy, --io, --threads, --commit-every and the other settings of reading "
-        "ahead are not kept, and --format, its columns, --holdout and --seed must be given as they "
-        "were; batch size, embedding dim, layers, optimizer, eps and dtype cannot change",
+        help=(
+            "continue from the last commit in the store, if it has one; epochs, rates, sizes, "
+            "--pipeline and --staleness-bound default to those of the run; --memory, "
+            "--max-disk, --policy, --io, --threads, --commit-every and the other look-ahead "
+            "settings are not kept, and --format, its columns, --holdout and --seed must be "
+            "given as before; batch size, embedding dim, layers, optimizer, eps and dtype "
+            "cannot change"
+        ),
     )
     command.add_argument(
         "--grown",
         choices=GROWN,
-        help="with --resume, where the log has got more behind what the run has read: train, go on "
-        "with all of it, and hold out the last of it; ignore, go on with the log as it was (an "
-        "error that says so)",
+        help=(
+            "with --resume, if the log has grown beyond what the run has read: train, continue "
+            "with all of it, and hold out its last part; ignore, continue with the log as it "
+            "was (an error that says so)"
+        ),
     )
     columns = command.add_argument_group(
         "columns of --format csv",
@@ -114,21 +122,28 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--label",
         type=output.names,
         metavar="NAMES",
-        help="the column of clicks: 0 or 1, also 0.0, 1.0, false, true; several, separated by "
-        "commas, of a model with several targets",
+        help=(
+            "the column of clicks: 0 or 1, also 0.0, 1.0, false, true; several columns, "
+            "separated by commas, for a model with several targets"
+        ),
     )
     columns.add_argument(
         "--categorical",
         type=output.names,
         metavar="NAMES",
-        help="columns of ids or words, separated by commas: a table each; keys are those of "
-        "embedrock.hash_keys",
+        help=(
+            "columns of ids or words, separated by commas: one table each; keys are those of "
+            "embedrock.hash_keys"
+        ),
     )
     columns.add_argument(
         "--dense",
         type=output.names,
         metavar="NAMES",
-        help="columns of numbers; x becomes sign(x) log(1 + |x|), a missing one 0",
+        help=(
+            "columns of numbers, separated by commas; x becomes sign(x) log(1 + |x|), a missing "
+            "value 0"
+        ),
     )
     training = command.add_argument_group("training (defaults depend on the format)")
     training.add_argument(
@@ -138,15 +153,19 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--batch-size", type=output.positive, metavar="N", help="samples per step"
     )
     training.add_argument("--lr", type=float, metavar="RATE", help="learning rate of the tables")
-    training.add_argument("--dense-lr", type=float, metavar="RATE", help="that of the dense part")
+    training.add_argument(
+        "--dense-lr", type=float, metavar="RATE", help=("learning rate of the dense part")
+    )
     training.add_argument(
         "--optimizer",
         choices=OPTIMIZERS,
-        help="what tables are trained with; rowwise_adagrad keeps one value of state per row, so "
-        "that rows take half the memory, rowwise_adam one instead of two per element (adagrad, for "
-        "which the default rates and epsilon are)",
+        help=(
+            "optimizer of the tables; rowwise_adagrad keeps one value of state per row, so that "
+            "rows take half the memory, rowwise_adam one instead of two per element (adagrad, "
+            "for which the default rates and epsilon are chosen)"
+        ),
     )
-    training.add_argument("--eps", type=float, help="epsilon of that, not for sgd")
+    training.add_argument("--eps", type=float, help="epsilon of the optimizer, not for sgd")
     training.add_argument(
         "--lr-decay", type=float, metavar="FACTOR", help="factor on both rates after each epoch"
     )
@@ -162,26 +181,26 @@ def add(commands: Any) -> argparse.ArgumentParser:
     training.add_argument(
         "--dtype",
         choices=("float32", "float16", "bfloat16"),
-        help="what tables store values as; updates round stochastically (float32)",
+        help="type of the stored values; updates round stochastically (float32)",
     )
     training.add_argument(
         "--bottom",
         type=output.layer_sizes,
         metavar="SIZES",
-        help="hidden layers of dlrm for dense features, as 512-256-64",
+        help="hidden layers of dlrm for dense features, such as 512-256-64",
     )
     training.add_argument(
         "--top",
         type=output.layer_sizes,
         metavar="SIZES",
-        help="hidden layers of dlrm above the products, as 512-256",
+        help="hidden layers of dlrm above the products, such as 512-256",
     )
     training.add_argument(
         "--holdout",
         type=output.share,
         default=0.1,
         metavar="SHARE",
-        help="share of the samples, the last ones, that are kept for evaluation (10%%)",
+        help="share of the samples, the last ones, to keep for evaluation (10%%)",
     )
     training.add_argument(
         "--seed", type=int, default=0, help="seed of initial rows and weights (0)"
@@ -195,24 +214,36 @@ def add(commands: Any) -> argparse.ArgumentParser:
         type=output.positive,
         default=1000,
         metavar="STEPS",
-        help="steps between commits (1000); also after each epoch and at the end; training goes "
-        "on while one is written",
+        help=(
+            "steps between commits (1000); also after each epoch and at the end; training "
+            "continues while one is written"
+        ),
     )
     running.add_argument(
         "--skip-bad-lines",
         action="store_true",
-        help="count malformed lines and go on; without it the first one ends the run",
+        help="skip and count malformed lines; without it the first one ends the run",
     )
     running.add_argument(
-        "--max-disk", type=output.parse_bytes, metavar="SIZE", help="most bytes the store may take"
+        "--max-disk",
+        type=output.parse_bytes,
+        metavar="SIZE",
+        help="maximum bytes of the store on disk",
     )
-    running.add_argument("--io", choices=("auto", "uring", "pread"), default="auto", help="(auto)")
-    running.add_argument("--policy", choices=("lru", "lfu"), default="lfu", help="eviction (lfu)")
+    running.add_argument(
+        "--io",
+        choices=("auto", "uring", "pread"),
+        default="auto",
+        help=("how pages are read and written (auto)"),
+    )
+    running.add_argument(
+        "--policy", choices=("lru", "lfu"), default="lfu", help=("eviction policy (lfu)")
+    )
     running.add_argument(
         "--report",
         type=Path,
         metavar="FILE",
-        help="write how the run went as JSON, and beside it as HTML with plots",
+        help="write a report of the run as JSON, and beside it as HTML with plots",
     )
     _add_reading_ahead(command)
     train_graph.add_arguments(command)
@@ -234,44 +265,54 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
         type=output.natural,
         default=512,
         metavar="N",
-        help="most batches that are drawn and announced ahead, as far as --window-bytes hold their "
-        "keys; they are held beside it; 0: none but what a pipeline reads (512). "
-        "Batches of which the cache holds the rows of hardly one are passed over",
+        help=(
+            "maximum number of batches that are drawn and announced ahead, as far as "
+            "--window-bytes hold their keys; they take memory beside it; 0: none except those "
+            "that a pipeline reads (512). Batches are skipped if the cache holds hardly one"
+        ),
     )
     group.add_argument(
         "--window-bytes",
         type=output.parse_bytes,
         metavar="SIZE",
-        help="most of the memory that announced batches take, rows apart, up to a half of it "
-        "(a quarter at most)",
+        help=(
+            "maximum memory for announced batches, without their rows, up to a half of it (a "
+            "quarter at most)"
+        ),
     )
     group.add_argument(
         "--window-group",
         type=output.positive,
         metavar="N",
-        help="most batches whose rows are read together (256)",
+        help="maximum number of batches whose rows are read together (256)",
     )
     group.add_argument(
         "--pipeline",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="read and update rows on threads beside the trainer's, where measuring steps either "
-        "way shows that it is faster; a step that fails, for want of disk for example, then ends "
-        "the run at its last commit (no)",
+        help=(
+            "read and update rows on threads beside the trainer's, if measurements show that it "
+            "is faster; a step that fails, for lack of disk for example, then ends the run at "
+            "its last commit (no)"
+        ),
     )
     group.add_argument(
         "--read-ahead",
         type=output.positive,
         metavar="N",
-        help="batches whose rows the pipeline reads ahead; they are held beside the memory (2, "
-        "more with a staleness bound)",
+        help=(
+            "batches whose rows the pipeline reads ahead; they take memory beside --memory (2, "
+            "more with a staleness bound)"
+        ),
     )
     group.add_argument(
         "--staleness-bound",
         type=output.staleness_bound,
         metavar="B",
-        help='how many batches that touch a row may not be applied yet when it is read, or "inf"; '
-        "above 0, which takes a pipeline, results depend on timing (0)",
+        help=(
+            "maximum number of batches touching a row that are not yet applied when it is read, "
+            'or "inf"; above 0, which takes a pipeline, results depend on timing (0)'
+        ),
     )
 
 
@@ -313,7 +354,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _columns(arguments: argparse.Namespace) -> Columns | None:
-    """What is said of the columns. Errors: MisuseError."""
+    """The columns that were given. Errors: MisuseError."""
     given = {f"--{name}": getattr(arguments, name) for name in ("label", "categorical", "dense")}
     if arguments.format == "csv":
         for option in ("--label", "--categorical"):

@@ -1,4 +1,4 @@
-"""What `embedrock train` has for models of knowledge graphs alone."""
+"""The options of `embedrock train` for models of knowledge graphs."""
 
 from __future__ import annotations
 
@@ -31,15 +31,19 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--negatives",
         type=output.positive,
         metavar="N",
-        help="entities that all triples of a step are scored against, on either side (256)",
+        help=(
+            "number of entities that all triples of a step are scored against, on either side (256)"
+        ),
     )
     group.add_argument(
         "--loss",
         choices=LOSSES,
         help="nssa: self-adversarial (transe, rotate); softmax: cross entropy (distmult, complex)",
     )
-    group.add_argument("--margin", type=float, help="added to scores by nssa and logistic")
-    group.add_argument("--temperature", type=float, help="by which nssa weighs negatives (1)")
+    group.add_argument("--margin", type=float, help="margin added to scores by nssa and logistic")
+    group.add_argument(
+        "--temperature", type=float, help=("temperature by which nssa weighs negatives (1)")
+    )
     group.add_argument("--regularization", type=float, metavar="X", help="weight of the N3 norm")
     group.add_argument(
         "--unit-rows",
@@ -50,19 +54,26 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--unknown",
         choices=("refuse", "skip", "add"),
-        help="triples of valid and test with a name that train does not have: an error, left out "
-        "and counted, or ranked with rows that are never trained (refuse)",
+        help=(
+            "treatment of triples of valid and test with a name that train does not have: an "
+            "error, skipped and counted, or ranked with rows that are never trained (refuse)"
+        ),
     )
     group.add_argument(
         "--partitions",
         metavar="N",
-        help="train partition by partition, for few reads out of core: N of them, a quarter in "
-        "memory at a time, or auto: as --memory wants it (none: triples in random order)",
+        help=(
+            "train partition by partition, for few reads out of core: N partitions, a quarter "
+            "of them in memory at a time, or auto: as fits --memory (none: triples in random "
+            "order)"
+        ),
     )
     group.add_argument(
         "--order",
         choices=("comet", "beta"),
-        help="of partitions: comet, drawn anew every epoch, or beta, with fewer swaps (comet)",
+        help=(
+            "order of partitions: comet, drawn anew every epoch, or beta, with fewer swaps (comet)"
+        ),
     )
 
 

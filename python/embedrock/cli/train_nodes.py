@@ -1,4 +1,4 @@
-"""What `embedrock train` has for models of the nodes and links of a graph alone."""
+"""The options of `embedrock train` for models of the nodes and links of a graph."""
 
 from __future__ import annotations
 
@@ -27,35 +27,46 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "Geometric.",
     )
     group.add_argument(
-        "--task", choices=TASKS, help="tell the labels of nodes, or which pairs are linked (nodes)"
+        "--task",
+        choices=TASKS,
+        help="predict the labels of nodes, or which pairs are linked (nodes)",
     )
     group.add_argument(
         "--rows",
         choices=ROWS,
-        help="what nodes are told by: frozen features, trained embeddings, or both (auto: features "
-        "where there are some)",
+        help=(
+            "the inputs of nodes: frozen features, trained embeddings, or both (auto: features "
+            "if there are some)"
+        ),
     )
     group.add_argument(
         "--split",
         metavar="SPLIT",
-        help="per cent of nodes with a label, or of edges, for train, valid and test, drawn with "
-        "--seed; file: split.npz; planetoid: the public split of Cora, Citeseer and Pubmed (file "
-        "where there is one, else 60-20-20 of nodes, 85-5-10 of edges)",
+        help=(
+            "percentages of nodes with a label, or of edges, for train, valid and test, drawn "
+            "with --seed; file: split.npz; planetoid: the public split of Cora, Citeseer and "
+            "Pubmed (the file if there is one, else 60-20-20 for nodes, 85-5-10 for edges)"
+        ),
     )
     group.add_argument(
         "--directed",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="draw neighbours along incoming edges alone (no)",
+        help="sample neighbours along incoming edges only (no)",
     )
     group.add_argument(
         "--map-ids",
         action="store_true",
-        help="nodes and labels in texts are names, words or ids of a platform: number them in the "
-        "order in which they come; files then have no header",
+        help=(
+            "nodes and labels in text files are names, words or ids of a platform: number them "
+            "in order of first appearance; files then have no header"
+        ),
     )
     group.add_argument(
-        "--weight-decay", type=float, metavar="X", help="of the layers (5e-4 for nodes, else 0)"
+        "--weight-decay",
+        type=float,
+        metavar="X",
+        help="weight decay of the layers (5e-4 for nodes, else 0)",
     )
 
 

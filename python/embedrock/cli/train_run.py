@@ -1,4 +1,4 @@
-"""What `embedrock train` does the same for every kind of model."""
+"""The part of `embedrock train` that is the same for every kind of model."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def refuse_others(arguments: argparse.Namespace, kind: str, way: str | Mapping[s
 
 
 def option(name: str) -> str:
-    """What an argument is called on the command line."""
+    """The name of an argument on the command line."""
     called = {"model_options": "model_option"}.get(name, name)
     return f"--{called.replace('_', '-')}"
 

@@ -13,11 +13,11 @@ def add(commands: Any) -> argparse.ArgumentParser:
     """Adds the command."""
     command: argparse.ArgumentParser = commands.add_parser(
         "unpin",
-        help="let a pinned commit of a store go",
+        help="remove the pin of a commit",
         description=(
-            "Takes the name of a pin away. A commit without names goes, unless it is one of the "
-            "last, or a reader has it open. Nobody may write to the store meanwhile; a trainer "
-            "unpins by store.unpin."
+            "Removes the name of a pin. A commit without a name is dropped, unless it is "
+            "one of the last, or a reader has it open. The store must not be open for "
+            "writing; a trainer uses store.unpin."
         ),
     )
     command.add_argument("store", type=Path, metavar="STORE", help="the store's directory")

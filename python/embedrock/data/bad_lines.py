@@ -1,4 +1,4 @@
-"""What to do at a malformed line: stop there, or count it and go on."""
+"""The treatment of malformed lines: stop at the first, or count them and continue."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class CriteoShaped:
     def planted_logits(
         self, keys: NDArray[np.int64], dense: NDArray[np.float32]
     ) -> NDArray[np.float64]:
-        """What the planted model says. Shapes: keys (F, B), dense (B, 13) → (B,)."""
+        """The output of the planted model. Shapes: keys (F, B), dense (B, 13) → (B,)."""
         fields = len(keys)
         salt = (np.arange(fields, dtype=_U64)[:, None] + _U64(1)) << _U64(40)
         hidden = mix((keys.view(_U64) + salt) ^ self._seed)

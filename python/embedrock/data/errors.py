@@ -1,4 +1,4 @@
-"""What goes wrong with data: one error that says which file, which line and what was found."""
+"""Errors in data: one class, which says which file, which line and what was found."""
 
 from __future__ import annotations
 

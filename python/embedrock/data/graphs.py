@@ -58,7 +58,7 @@ class Graph:
     features: npt.NDArray[Any] | None = None
     """(N, D), of floats or whole numbers."""
     files: dict[str, Path] = field(default_factory=dict)
-    """Where ``edges``, ``labels`` and ``features`` are from."""
+    """The files of ``edges``, ``labels`` and ``features``."""
     skipped: int = 0
     """Malformed lines that were left out."""
     first_skipped: DataError | None = None

@@ -28,7 +28,7 @@ _BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Known:
-    """What a file was when it was read."""
+    """The facts of a file at the time it was read."""
 
     path: str
     file_bytes: int

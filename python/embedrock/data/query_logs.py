@@ -32,7 +32,7 @@ Part: TypeAlias = tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]
 Places: TypeAlias = npt.NDArray[np.int64]
 
 _BLOCK_BYTES = 4 << 20
-"""What is parsed at once: some ten times as much memory while it is."""
+"""The size of a block that is parsed at once; parsing takes some ten times as much memory."""
 _LINE_BYTES_MAX = 256 << 20
 """A longer line is no query: the file has no line breaks."""
 _SHOWN_BYTES = 40

@@ -39,7 +39,7 @@ _DRAWS = 8
 
 @dataclass(frozen=True)
 class Histories:
-    """What histories are slices of.
+    """The array of which histories are slices.
 
     Shapes: items, negatives (E,) int64, the keys of all events; starts, sizes (N,) int64: those of
     sample s are items[starts[s] : starts[s] + sizes[s]], oldest first.

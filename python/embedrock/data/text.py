@@ -3,7 +3,7 @@
 What always holds: a mark of UTF-8 at the beginning is no part of the text, though its bytes count
 in offsets; UTF-16 and UTF-32 are refused, and so are lines that end in a carriage return alone.
 What goes by lines takes them from here, too: empty ones at the end of a text are none. A Parquet
-file is the text that `parquet` makes of it.
+file is the text that `parquet` makes of it, for runs of older versions.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from embedrock.data.errors import DataError
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _MARK = b"\xef\xbb\xbf"
-"""What some programs begin a UTF-8 text with."""
+"""The byte order mark with which some programs begin a UTF-8 text."""
 _OTHERS = {
     b"\xff\xfe\x00\x00": "UTF-32",
     b"\x00\x00\xfe\xff": "UTF-32",
     b"\xff\xfe": "UTF-16",
     b"\xfe\xff": "UTF-16",
 }
-"""What texts in other encodings begin with."""
+"""The first bytes of texts in other encodings."""
 _MARK_BYTES_MAX = 4
 _BLOCK_BYTES = 4 << 20
 #: Thousands of lines: two files of one kind that agree so far are the same one, or its beginning.

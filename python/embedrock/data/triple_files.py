@@ -10,7 +10,7 @@ from embedrock.data.errors import DataError
 __all__ = ["PARTS", "UNKNOWN", "Unknown", "files_of"]
 
 Unknown: TypeAlias = Literal["refuse", "skip", "add"]
-"""What to do with names that training does not have."""
+"""The treatment of names that training does not have."""
 
 UNKNOWN = ("refuse", "skip", "add")
 PARTS = ("train", "valid", "test")

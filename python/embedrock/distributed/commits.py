@@ -200,8 +200,9 @@ class RankCommits(RankPins):
             left_out = next(filter(None, unwritten), None)
         if left_out is not None:
             warn(
-                f"the commit of step {number} is made on all ranks, and its manifest is not, which "
-                f"is for who copies or serves the stores: {left_out}; the next commit has one"
+                f"the commit of step {number} is made on all ranks, and its manifest is not, "
+                f"which is for programs that copy or serve the stores: {left_out}; the next "
+                f"commit has one"
             )
         assert made is not None, "an error of this rank was raised before"
         if name is not None:

@@ -102,7 +102,7 @@ class ShardTable:
 
     @property
     def initializer(self) -> dict[str, Any]:
-        """What unwritten rows read as, as ``embedrock.initializers`` describes it."""
+        """The values of unwritten rows, as ``embedrock.initializers`` describes them."""
         return self.local.initializer
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What each rank tells all others in one collective call: values of any size, or its error."""
+"""Exchange between ranks in one collective call: each tells all others values, or its error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["tell"]
 def tell(
     exchange: Exchange, verb: Verb, value: Any = None, failed: BaseException | None = None
 ) -> list[Any]:
-    """What each rank tells, in their order: anything that JSON holds. A barrier, too.
+    """The values of all ranks, in rank order: anything that JSON holds. Also a barrier.
 
     Errors: as :meth:`Exchange.meet`: where a rank has ``failed``, all raise a ``RankError`` with
     its message.

@@ -50,7 +50,7 @@ class Address(NamedTuple):
 
 
 class Topic(NamedTuple):
-    """What the brokers say of a topic."""
+    """The brokers' description of a topic."""
 
     identity: str
     """Chosen when it was made: one that was deleted and made again has another."""
@@ -107,7 +107,7 @@ def merged(address: Address, config: Any, own: Mapping[str, Any], usual: Mapping
     taken = sorted({*given} & {*own, "bootstrap.servers"})
     if taken:
         raise MisuseError(
-            f"config has {taken[0]}, which is not to be set: the brokers are those of the url, and "
+            f"config has {taken[0]}, which cannot be set: the brokers are those of the url, and "
             f"what each record is applied once by is set already"
         )
     log = {"log_level": _LOG_LEVEL, "client.id": "embedrock"}
@@ -145,7 +145,7 @@ def asked(kafka: Any, admin: Any, topic: str, timeout: float) -> Any:
 
 
 def topic_of(kafka: Any, answer: Any, address: Address, trouble: str = "") -> Topic:
-    """What the brokers have answered. Blocking: until they have, or the request ran out of time.
+    """The brokers' answer. Blocking: until it arrives, or the request has timed out.
 
     Errors: ``NotFoundError`` for a topic that is not there; ``IoError`` without an answer.
     """
@@ -189,6 +189,6 @@ def first_topic(
 
 
 def reason(error: Exception) -> str:
-    """What an exception of the client says."""
+    """The text of an exception of the client."""
     first = error.args[0] if error.args else error
     return str(first.str()) if hasattr(first, "str") else str(first)

@@ -40,12 +40,12 @@ _OPTIONS = {
 }
 """What records may ask of a verb: how a row that is not finite is taken, for one, they may not."""
 _BAD = (KeyRangeError, MismatchError, MisuseError, NonFiniteError, NotFoundError)
-"""What verbs raise for a record that does not fit the store, before any row has changed."""
+"""The errors of verbs for a record that does not fit the store, raised before any row changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """How far a follower is."""
+    """The progress of a follower."""
 
     records: int
     """Records applied since the follower was made."""
@@ -172,7 +172,7 @@ class Follower:
 
     @property
     def followed(self) -> Followed:
-        """How far it is."""
+        """Its progress."""
         step, at = self._step, self._committed_at
         lag, lag_records = self._source.lag_bytes(), None
         if lag is not None:

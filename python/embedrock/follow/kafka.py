@@ -115,7 +115,7 @@ class Kafka:
             kafka.KafkaError._TRANSPORT,
             kafka.KafkaError._NOENT,  # no partition has a leader yet
         }
-        """What a broker that has just come back may answer for a moment."""
+        """Errors that a restarted broker may return for a moment."""
         self._answer: Any = None
         self._topic = broker.first_topic(
             kafka, self._admin, self._address, self._timeout, lambda: (self._trouble, self._is_down)
@@ -296,7 +296,7 @@ class Kafka:
             )
 
     def _heard(self, error: Any) -> None:
-        """What the client says of its connections."""
+        """Notes the client's reports about its connections."""
         said = str(error.str())
         if error.fatal():
             self._fatal = said

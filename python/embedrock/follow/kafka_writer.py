@@ -199,7 +199,7 @@ class KafkaWriter(RecordWriter):
             self._producer.poll(0)
 
     def _refused(self, error: Any, size: int) -> Exception:
-        """What is raised for a record that the client does not take."""
+        """The error for a record that the client does not accept."""
         if error.args[0].code() == self._kafka.KafkaError.MSG_SIZE_TOO_LARGE:
             return MisuseError(
                 f"a record of {size:,} bytes is larger than the client takes; write fewer rows at "
@@ -212,7 +212,7 @@ class KafkaWriter(RecordWriter):
             self._failed = f"a record was not delivered: {error.str()}"
 
     def _heard(self, error: Any) -> None:
-        """What the client says of its connections."""
+        """Notes the client's reports about its connections."""
         said = str(error.str())
         if error.fatal():
             self._fatal, self._failed = True, said

@@ -24,7 +24,7 @@ _ROWS = np.dtype("<f4")
 
 
 class Next(NamedTuple):
-    """What is read next in a partition."""
+    """The next read position of a partition."""
 
     offset: int
     epoch: int | None
@@ -32,7 +32,7 @@ class Next(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """Where a record is in a topic."""
+    """The position of a record in a topic."""
 
     partition: int
     offset: int
@@ -155,7 +155,7 @@ def _of_rows(table: str, rows: Sequence[_Row], place: str, position: Position) -
 
 
 def _of_frame(value: bytes | None, place: str) -> Record:
-    """What a frame says; its position is not known here."""
+    """The contents of a frame; its position is not known here."""
     content = memoryview(value or b"")
     try:
         raw = parsed(content, 0)

@@ -25,7 +25,7 @@ _WAY_OUT = "make a copy (embedrock copy {source} NEW), and follow with that one"
 
 
 class _Position(NamedTuple):
-    """What a commit that a follower has made says."""
+    """The contents of a commit that a follower has made."""
 
     store: str
     facts: Facts
@@ -35,7 +35,7 @@ class _Position(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """What is known of the last commit of a copy."""
+    """The known facts of the last commit of a copy."""
 
     own: Facts | None
     """It itself; None before the first."""

@@ -40,7 +40,7 @@ _KEYS = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What was published."""
+    """The result of a publication."""
 
     step: int | None
     """Step of the commit up to which the topic has all changes; None where nothing is committed."""
@@ -196,7 +196,7 @@ class KafkaPublisher:
         return max(filter(None, told), key=lambda found: found["sequence"], default=None)
 
     def _tail(self, consumer: Any, part: int) -> dict[str, Any] | None:
-        """What the newest record of a partition with headers says."""
+        """The contents of the newest record of a partition with headers."""
         kafka = self._writer._kafka
         where = kafka.TopicPartition(self._address.topic, part)
         low, high = consumer.get_watermark_offsets(where, timeout=self._timeout)

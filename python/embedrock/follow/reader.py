@@ -33,7 +33,7 @@ _NUMBERS = ("segment", "offset", "checksum", "records")
 
 
 class _Place(NamedTuple):
-    """Where a reader is in its segment: one value, which changes at once or not at all."""
+    """The position of a reader in its segment: one value, so that it changes atomically."""
 
     offset: int
     chain: int

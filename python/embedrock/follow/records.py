@@ -1,4 +1,4 @@
-"""What is written to logs and topics: verbs as records, checked before they are appended."""
+"""The records of logs and topics: verbs as records, checked before they are appended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a follower asks of a log: records in their order, and a position to go on from."""
+"""The interface of a log that a follower needs: records in order, and a position to resume from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Kind", "Position", "Record", "RemoteSource", "Source"]
 
 Kind = Literal["put", "update", "delete"]
 Position = Mapping[str, Any]
-"""Where a log is read next: what JSON holds, the log's identity included."""
+"""The next read position of a log: any JSON value, including the log's identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Record:
     """One batch of one table, as a log has it."""
 
     kind: Kind | None
-    """What is done with the rows; None where the record cannot be read, for which see ``fault``."""
+    """The verb of the record; None if the record cannot be read, for which see ``fault``."""
     table: str
     """Name of the table."""
     keys: npt.NDArray[np.uint64]
@@ -33,7 +33,7 @@ class Record:
     options: Mapping[str, Any]
     """Further arguments of ``Table.put`` or ``Table.update`` by name, ``lr`` for example."""
     place: str
-    """Where the record is, for people."""
+    """The place of the record, for people."""
     position: Position = field(repr=False)
     """The position behind the record."""
     fault: str = ""

@@ -29,7 +29,7 @@ _CHANGES = "what Store.changes gives"
 
 @dataclass(frozen=True, slots=True)
 class StoreFollowed:
-    """How far a copy is."""
+    """The progress of a copy."""
 
     commits: int
     """Commits of the source that it took over; those between two looks count as one."""
@@ -211,7 +211,7 @@ class StoreFollower:
 
     @property
     def followed(self) -> StoreFollowed:
-        """How far it is."""
+        """Its progress."""
         return StoreFollowed(self._commits, self._rows, self._deleted, self._step)
 
     @property

@@ -22,7 +22,7 @@ from embedrock.errors import KeyRangeError, MisuseError
 __all__ = ["TripleBatch", "TripleBatches"]
 
 _ORDER, _NEGATIVES = 1, 2
-"""What random numbers are for: streams that never meet."""
+"""The purposes of random numbers: streams that never meet."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TripleBatch:
         return len(self.heads)
 
     def entities(self) -> Tensor:
-        """What the batch reads of the entities: heads, tails, negatives, in this order."""
+        """The entities that the batch reads: heads, tails, negatives, in this order."""
         return torch.cat([self.heads, self.tails, self.negatives])
 
 

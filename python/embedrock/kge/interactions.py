@@ -30,7 +30,7 @@ class Interaction(nn.Module):  # type: ignore[misc]
     name: ClassVar[str]
     """By which ``embedrock train --model`` knows it."""
     margin: ClassVar[float] = 0.0
-    """What losses add to scores by default: scores that are negated distances need it."""
+    """The default margin that losses add to scores: scores that are negated distances need it."""
     is_complex: ClassVar[bool] = False
     """Rows are complex numbers: first all real parts, then all imaginary parts."""
     has_angles: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""What training minimises: scores of true triples against those of their negatives.
+"""The loss functions: scores of true triples against those of their negatives.
 
 Shapes: positive ``(B,)``, negative ``(B, N)`` -> a scalar. ``margin`` is added to all scores.
 """

@@ -126,7 +126,7 @@ class KnowledgeGraphModel(nn.Module):  # type: ignore[misc]
         return loss
 
     def keys_of(self, batch: TripleBatch) -> dict[Any, Any]:
-        """What a batch reads, positives and negatives, for look-ahead."""
+        """The keys that a batch reads, positives and negatives, for look-ahead."""
         found: dict[Any, Any] = {}
         if isinstance(self.entities, Embedding):
             found[self.entities] = batch.entities()

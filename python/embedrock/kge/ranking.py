@@ -46,7 +46,7 @@ _GATHERED = 8192
 
 @dataclass
 class Ranks:
-    """Where the answers stand, by side: ``head`` for heads that were asked for, and ``tail``."""
+    """The ranks of the answers, by side: ``head`` for predicted heads, and ``tail``."""
 
     greater: dict[str, Ids]
     """By side, ``(Q,)``: how many other candidates score more than the answer."""

@@ -41,7 +41,7 @@ class Graph:
     """By part, how many triples were left out for an unknown name, and ``lines``: malformed ones
     that were."""
     first_skipped: DataError | None = None
-    """What was wrong with the first of them."""
+    """The error of the first of them."""
 
     def known(self) -> list[Triples]:
         """All triples: what a filtered ranking leaves out."""

@@ -1,4 +1,4 @@
-"""What every click model is to the trainer: embeddings given from outside, a head, a loss.
+"""The interface of click models for the trainer: embeddings from outside, a head, a loss.
 
 The embeddings are a module, so that a model runs with tables on storage (`StoreEmbeddings`) and in
 memory (`MemoryEmbeddings`). What always holds: all other parameters are in child modules, which
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Shape:
-    """What the data give a model: how many of each, and the width of vectors."""
+    """The shape of a model's inputs: how many of each, and the width of vectors."""
 
     num_dense: int
     num_features: int

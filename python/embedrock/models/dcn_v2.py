@@ -29,7 +29,7 @@ class Cross(nn.Module):  # type: ignore[misc]
         )
 
     def forward(self, first: Tensor) -> Tensor:
-        """What the last layer gives."""
+        """The output of the last layer."""
         crossed = first
         for layer in self.layers:
             crossed = first * layer(crossed) + crossed

@@ -25,7 +25,7 @@ __all__ = ["GAT", "GraphSAGE", "NodeModel", "NodeRows", "NodeShape", "Sample"]
 
 @dataclass(frozen=True)
 class NodeShape:
-    """What a model of nodes is made for."""
+    """The shape of a model of nodes."""
 
     width: int
     """Values of a node's rows."""
@@ -60,7 +60,7 @@ class NodeRows(nn.Module):  # type: ignore[misc]
         return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
     def keys_of(self, nodes: Tensor) -> dict[Any, Any]:
-        """What a forward reads, by module, for look-ahead."""
+        """The ids that a forward reads, by module, for look-ahead."""
         return dict.fromkeys(self._modules_of(), nodes)
 
     def _modules_of(self) -> Iterator[nn.Module]:

@@ -57,7 +57,7 @@ _DENSE_ONLY = "embedrock.nn.loading_dense_only() loads the dense part and leaves
 
 
 def rows_now(store: RowStore, tables: Sequence[RowTable]) -> Tensor:
-    """What tells the rows that these tables have now from those of other steps."""
+    """The identity of the current rows of these tables, as opposed to those of other steps."""
     store._listeners.before()  # steps that a pipeline has made are applied first
     if store._collective:
         numbers = _numbers_of_ranks(cast(CollectiveStore, store), tables)

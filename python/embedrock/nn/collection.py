@@ -250,7 +250,7 @@ class EmbeddingBagCollection(RowsModule):
         return output, left
 
     def _outputs(self, config: EmbeddingBagConfig) -> list[str]:
-        """What the features of a table are called where they come out."""
+        """The names of a table's features in the output."""
         return [
             f"{name}@{config.name}" if name in self._shared else name for name in _features(config)
         ]
@@ -267,7 +267,7 @@ class EmbeddingBagCollection(RowsModule):
         return bags_of(bag.ids, begins, bag.weights, config.mode)
 
     def extra_repr(self) -> str:
-        """What ``print`` shows of the module."""
+        """The description that ``print`` shows."""
         return ",\n".join(str(config) for _, config, _ in self._lookups)
 
     def _in_bags(self, bags: Mapping[str, Bag], last: bool) -> dict[str, InBags]:
@@ -277,7 +277,7 @@ class EmbeddingBagCollection(RowsModule):
         return dict(zip(bags, found.values(), strict=True))
 
     def _asks(self, bags: Mapping[str, InBags]) -> tuple[list[Ask], list[list[int]]]:
-        """What is read from each table, and how many ids of it belong to each of its features."""
+        """The reads from each table, and how many ids of it belong to each of its features."""
         asks, lengths = [], []
         for slot, config, padding in self._lookups:
             ids = [bags[name].flat for name in _features(config)]

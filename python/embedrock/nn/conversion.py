@@ -318,7 +318,7 @@ def _take_weights(model: nn.Module, places: dict[str, nn.Module], prefix: str) -
     path = next(iter(weight.modules))
     raise MisuseError(
         f"the weight of {path} ({_kind(weight.modules[path])}) is held by "
-        f"{_holders(model, weight, parameter)}, which would go on with a weight that no longer "
+        f"{_holders(model, weight, parameter)}, which would continue with a weight that no longer "
         f"counts; convert the model before anything takes its parameters, let go of them first, or "
         f"leave the module as it is with select="
     )
@@ -337,7 +337,7 @@ def _give_back(weights: list[_Weight], parameter: Any = None) -> None:
 
 
 def _holders(model: nn.Module, weight: _Weight, parameter: Any) -> str:
-    """Who else has a parameter, in words."""
+    """The other holders of a parameter, in words."""
     own = {id(module) for module in weight.modules.values()}
     tied = [
         f"{path}.{name}".lstrip(".")

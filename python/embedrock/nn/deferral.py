@@ -38,14 +38,14 @@ _MARK = "embedrock_deferred"
 
 @dataclass
 class DeferredWeight:
-    """What is known of a weight that was never made."""
+    """The known facts of a weight that was never made."""
 
     storage: Any
     """Torch's storage of the parameter, which its views share."""
     rows: int
     dim: int
     device: torch.device
-    """Where it would have been."""
+    """The device of the weight."""
     dtype: torch.dtype
     initializer: dict[str, Any] = field(default_factory=initializers.normal)
     """The last fill of (nearly) all rows."""
@@ -158,7 +158,7 @@ def deferred(min_rows: int = 0) -> Iterator[None]:
 
 
 def weight_of(weight: Any) -> DeferredWeight | None:
-    """What is known of a parameter, if it was deferred."""
+    """The facts of a parameter, if it was deferred."""
     found = getattr(weight, _MARK, None)
     return found if isinstance(found, DeferredWeight) else None
 
@@ -270,7 +270,7 @@ def _rows_of(tensor: Tensor, dim: int) -> tuple[int, int] | None:
 def _outside(
     part: tuple[int, int, float], begin: int, end: int
 ) -> Iterator[tuple[int, int, float]]:
-    """What is left of a part when rows from ``begin`` to ``end`` are filled anew."""
+    """The remaining parts of a part when rows from ``begin`` to ``end`` are filled again."""
     first, last, value = part
     if first < begin:
         yield first, min(last, begin), value
@@ -279,7 +279,7 @@ def _outside(
 
 
 def _initializer(operation: str, given: dict[str, Any]) -> dict[str, Any] | None:
-    """What an operation fills a tensor with, as tables know it; None where they do not."""
+    """The initializer of an operation that fills a tensor; None if tables do not have it."""
     operation = operation.removeprefix("_foreach_")
     try:
         if operation == "normal_":
@@ -396,7 +396,7 @@ def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _device_of(asked: Any) -> torch.device | None:
-    """Where a weight would be; None on ``meta``."""
+    """The device of a weight; None on ``meta``."""
     with contextlib.suppress(TypeError, RuntimeError):  # torch says it better
         device = torch.empty(0).device if asked is None else torch.device(asked)
         return None if device.type == "meta" else device

@@ -278,7 +278,7 @@ class Embedding(_OneTable):
         return gather(part, input.shape)
 
     def extra_repr(self) -> str:
-        """What ``print`` shows of the module."""
+        """The description that ``print`` shows."""
         return _describe(self.table, self.padding_idx)
 
 
@@ -407,7 +407,7 @@ class EmbeddingBag(_OneTable):
         return found, found.inverse.view(bag.ids.shape), bag
 
     def extra_repr(self) -> str:
-        """What ``print`` shows of the module."""
+        """The description that ``print`` shows."""
         return f"{_describe(self.table, self.padding_idx)}, mode={self.mode!r}"
 
 

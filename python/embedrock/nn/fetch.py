@@ -31,7 +31,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Ask(NamedTuple):
-    """What a forward reads from one table."""
+    """The rows that a forward reads from one table."""
 
     slot: str
     """The name of the table's pending rows within the module."""

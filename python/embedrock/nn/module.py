@@ -1,4 +1,4 @@
-"""What all modules over tables share: device, parameters that come and go, and what is refused.
+"""The shared part of modules over tables: device, temporary parameters, and refusals.
 
 Owns the module's side of the pending rows. It never fetches rows. What always holds: the rows live
 in the store, so a module's ``state_dict`` says which they were and has none of them, and a module
@@ -35,7 +35,7 @@ Self = TypeVar("Self", bound="RowsModule")
 
 @dataclass(frozen=True, kw_only=True)
 class TableArguments:
-    """What a module was told of a table, as ``Store.table`` takes it."""
+    """A module's description of its table, as ``Store.table`` takes it."""
 
     name: str
     embedding_dim: int
@@ -116,7 +116,7 @@ class RowsModule(nn.Module):  # type: ignore[misc]
 
     @property
     def device(self) -> torch.device:
-        """Where outputs go."""
+        """The device of outputs."""
         return self._place.device
 
     @property
@@ -145,7 +145,7 @@ class RowsModule(nn.Module):  # type: ignore[misc]
         return reduced(self, self._arguments(), attributes, self._named())
 
     def _arguments(self) -> dict[str, Any]:
-        """What a constructor needs beside the store to make the module again."""
+        """The constructor's arguments, apart from the store, to make the module again."""
         raise UnsupportedError(f"{self._named()} says nothing of how it is made again")
 
     def __getattr__(self, name: str) -> Any:

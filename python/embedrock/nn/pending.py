@@ -84,7 +84,7 @@ class Visit:
         self.skip = skip
         self.shown = shown
         self.places: Keys | None = None
-        """Where the keys lie in the pending rows; None: they are its first U, in order."""
+        """The places of the keys in the pending rows; None: they are its first U, in order."""
         self.generation = -1
         """Of which state of the pending rows ``places`` speaks."""
         self.returns = 0

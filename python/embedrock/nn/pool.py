@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 
 class Bags(NamedTuple):
-    """Where the bags of a feature begin and end."""
+    """The begin and end of the bags of a feature."""
 
     total: int
     """B, how many there are."""
@@ -134,7 +134,7 @@ def _begins(count: int, each: int) -> Tensor:
 
 @dataclass
 class _Plan:
-    """What a node knows of its features."""
+    """A node's knowledge of its features."""
 
     parts: list[Part]
     sizes: list[int]

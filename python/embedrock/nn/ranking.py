@@ -46,7 +46,7 @@ class OneTable(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where answers go."""
+        """The device of answers."""
 
 
 class TopK(NamedTuple):
@@ -236,7 +236,7 @@ def _merged(one: TopK, other: TopK, k: int) -> TopK:
 
 
 def _excluded(exclude: Any, queries: int) -> _Excluded | None:
-    """What each query leaves out, of any of the forms that callers have it in.
+    """The exclusions of each query, from any of the accepted forms.
 
     Errors: ``MisuseError``.
     """

@@ -16,7 +16,7 @@ __all__ = ["ReadTogether", "read_together"]
 
 
 class ReadTogether:
-    """What :func:`read_together` has begun."""
+    """The handle that :func:`read_together` returns."""
 
     def __init__(self, model: nn.Module, finder: KeyFinder) -> None:
         """Begins it."""

@@ -104,7 +104,7 @@ class Folder:
             sync(folder)
 
     def staged(self, prefixes: Sequence[str]) -> Iterator[tuple[str, os.stat_result]]:
-        """What was cut off below these names before it had its own."""
+        """Unfinished objects below these names, which do not have their names yet."""
         walks = (os.walk(self._place / prefix) for prefix in prefixes)
         for root, _, names in itertools.chain.from_iterable(walks):
             for name in names:

@@ -1,4 +1,4 @@
-"""What a URL has: manifests by their number, and how long things stay."""
+"""The contents of a URL: manifests by their number, and how long objects stay."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ together: so none goes that a push which may still be published has counted on."
 
 
 class Announced:
-    """What a push or a prune has written down of itself."""
+    """The notes of a push or a prune about itself."""
 
     def __init__(self, name: str, by: str, since: datetime) -> None:
         """``since`` is the storage's clock."""
@@ -113,7 +113,7 @@ def read_summary(remote: Remote, name: str) -> Summary:
 
 
 def whole_or_none(read_it: Callable[[Remote, str], T], remote: Remote, name: str) -> T | None:
-    """What reads a manifest, or None, with a warning, where that is damaged."""
+    """The result of reading a manifest, or None, with a warning, if that is damaged."""
     try:
         return read_it(remote, name)
     except CorruptError as error:

@@ -1,4 +1,4 @@
-"""What was pushed: a manifest names the files of one commit and the pieces that they are made of.
+"""Manifests of pushes: each names the files of one commit and the pieces that make them up.
 
 Format: ``docs/formats/objects.md``. The name of a piece begins with the digest of its bytes, and no
 name is written twice. A manifest has two lines: a summary, which is enough to tell pushes apart,

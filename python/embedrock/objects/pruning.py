@@ -1,4 +1,4 @@
-"""What was pushed to a URL, and removing what only old pushes have.
+"""The pushes of a URL, and removing what only old pushes have.
 
 Nothing is removed that a push counts on which may still be published: the newest manifest is never
 pruned, a push that began with an older one is not published any more, and what no manifest names

@@ -155,7 +155,7 @@ class _Place:
         return os.open(name, flags, 0o644, dir_fd=self.descriptor)
 
     def names(self) -> list[str]:
-        """What is in it."""
+        """The names in it."""
         return os.listdir(self.descriptor)
 
     def expect_ours(self) -> None:
@@ -264,7 +264,11 @@ class _Target:
         with self._lock:
             if self._descriptor is None:
                 with file_errors(self.path):
-                    self._descriptor = self._place.open(self.file.name, _OPEN)
+                    try:
+                        self._descriptor = self._place.open(self.file.name, _OPEN)
+                    except FileNotFoundError:
+                        self._place.expect_ours()  # its folder was removed meanwhile
+                        raise
             return self._descriptor
 
     def done(self) -> None:
@@ -348,7 +352,7 @@ class _Pull:
                 write_note(folder, Copied.of(told))
 
     def _remove_others(self, names: set[str]) -> None:
-        """What another pull, or a copy, has left here."""
+        """Removes what another pull, or a copy, has left here."""
         place = self._place
         place.expect_ours()
         with file_errors(place.path):

@@ -52,7 +52,7 @@ __all__ = ["PIECE_BYTES_MAX", "PIECE_BYTES_MIN", "Pushed", "hold", "push_commit"
 
 PIECE_BYTES_MIN, PIECE_BYTES_MAX = 256 << 10, 4 << 20
 CLASS_FILES = "rows-"
-"""What names of files of rows begin with."""
+"""The prefix of names of files of rows."""
 _CREATES, _CREATE_SECONDS = 5, 0.3
 _PIECES_OF_A_STORE = 1024
 """Where pieces have neither the least nor the most bytes, a store has about so many."""

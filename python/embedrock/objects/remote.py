@@ -431,7 +431,7 @@ _NO_CREDENTIALS = ("169.254.169.254", "metadata.google", "imds", "credential")
 
 
 def _first_line(error: BaseException) -> str:
-    """What an error says, without what only its makers read."""
+    """The first line of an error, without details for its makers."""
     said = str(error).partition("Debug source:")[0].partition("<?xml")
     told = re.search(r"<Message>(.*?)</Message>", said[2])
     words = " ".join(f"{said[0]} {told[1] if told is not None else ''}".split())

@@ -1,4 +1,4 @@
-"""What users call: push, pull, list and prune, of a store or of a run of ranks."""
+"""The public functions: push, pull, list and prune, for a store or a run of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training costs, and what it could cost at least: recordings and step reports.
+"""The cost of training, and the least that it could be: recordings and step reports.
 
 :meth:`embedrock.Store.record` begins a :class:`Recording`; a :class:`StepReport` goes round the
 loader of a loop.

@@ -32,7 +32,7 @@ Series = npt.NDArray[np.float64]
 _CLASS = 0xFF
 """The last bits of a hash say which row class its key belongs to."""
 _STEP_BYTES = 200
-"""What noting a step takes beside its keys, until it is packed with others."""
+"""Memory for noting a step, apart from its keys, until it is packed with others."""
 _PACKED = 256
 """Steps that are packed together."""
 _THRESHOLD_MIN = 1 << 48
@@ -44,7 +44,7 @@ _PART_OF_CACHE = 8
 
 
 class Optimum:
-    """What the steps of a sample used, and what the best cache would have loaded for them."""
+    """The rows that the steps of a sample used, and the loads of the best cache for them."""
 
     def __init__(self, distinct: Series, first: Series, loads: Series) -> None:
         """Takes sums up to the end of each step: ``(steps + 1,)``, 0 first."""
@@ -87,7 +87,7 @@ class KeySample(Listener):
         return self._threshold / (1 << 64)
 
     def end_step(self) -> None:
-        """What comes from here on belongs to the next step."""
+        """Ends a step: later keys belong to the next one."""
         with self._lock:
             parts, self._open, self._last = self._open, [], None
             step = parts[0] if len(parts) == 1 else _joined(parts)
@@ -109,7 +109,7 @@ class KeySample(Listener):
         self.running = False
 
     def optimum(self, capacities: Sequence[int], horizon: int | None) -> Optimum:
-        """What the steps needed, with caches of so many rows for each row class.
+        """The needs of the steps, with caches of so many rows for each row class.
 
         The best cache begins empty and knows the next ``horizon`` steps, with None all of them.
         Blocking: computes, a second per million keys in the sample.

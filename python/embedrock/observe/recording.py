@@ -37,7 +37,7 @@ _CAUSES = ["merging", "resident", "missing", "reading", "writing", "locks"]
 _TABLE_SHIFT = np.uint64(48)
 _COPIED_BYTES = 32 << 20
 _PART_BYTES = 400
-"""What noting the keys of a table in a batch takes beside the keys."""
+"""Memory for noting a table in a batch, apart from its keys."""
 
 
 class Recording:
@@ -87,7 +87,7 @@ class Recording:
         self.stop()
 
     def __repr__(self) -> str:
-        """What ``print`` shows."""
+        """The text that ``print`` shows."""
         state = "running" if self.running else "ended"
         return f"<embedrock.Recording {self.batches} batches, {state}>"
 
@@ -116,7 +116,7 @@ class Recording:
             np.savez(path, values=trace.values, offsets=trace.offsets)
 
     def report(self) -> dict[str, Any]:
-        """What the recorded batches cost, and what they could have cost at least.
+        """The cost of the recorded batches, and the least that they could have cost.
 
         The first third of the batches shows the best possible cache what is popular; the rest
         counts. Seconds are sums over the callers' threads:

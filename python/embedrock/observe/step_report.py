@@ -182,7 +182,7 @@ class StepReport:
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """What happens in the block is an update, where no torch optimizer makes it."""
+        """Counts the block as an update, if no torch optimizer makes it."""
         self._begin_update()
         try:
             yield
@@ -191,7 +191,7 @@ class StepReport:
 
     @contextlib.contextmanager
     def committing(self) -> Iterator[None]:
-        """What happens in the block is a commit."""
+        """Counts the block as a commit."""
         begin, blocked, updating = perf_counter(), self._blocked_s(), self._updating
         try:
             yield
@@ -200,7 +200,7 @@ class StepReport:
             self._blocked_elsewhere += self._blocked_s() - blocked
 
     def last(self) -> dict[str, Any] | None:
-        """What the newest row has without computing: seconds by cause, pages, window."""
+        """The newest row without computing: seconds by cause, pages, window."""
         return None if not self._rows else plain(self._rows[-1], self._step)
 
     def rows(self) -> list[dict[str, Any]]:

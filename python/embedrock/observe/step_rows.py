@@ -13,7 +13,7 @@ from embedrock.observe.key_sample import KeySample
 __all__ = ["CAUSES", "Counters", "Row", "add_rates", "derived", "halved", "plain", "totals"]
 
 CAUSES = ("blocked_by_read_s", "computing_s", "updating_s", "drawing_s", "committing_s")
-"""What the seconds of a step are divided into; they sum up to ``seconds``."""
+"""The causes among which the seconds of a step are divided; they sum up to ``seconds``."""
 _MOST = 0.9
 """When so many of the rows that were used for the first time were made, not read, all were: the
 rest is what a sample is off by."""
@@ -39,7 +39,7 @@ class Counters:
 
 @dataclass
 class Row:
-    """What is noted of some steps that follow each other."""
+    """The measurements of some successive steps."""
 
     steps: int
     seconds: float

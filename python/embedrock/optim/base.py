@@ -349,7 +349,7 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return (self.kind,)
 
     def _fixed(self) -> dict[str, Any]:
-        """What the table must have been created with; None: as it was."""
+        """The arguments with which the table must have been created; None: any."""
         return {}
 
     @staticmethod
@@ -374,7 +374,7 @@ def _refusing(stores: Iterable[RowStore]) -> AbstractContextManager[None]:
 
 
 def accumulator(given: Any) -> float | None:
-    """What a table's sums of squares begin with; None: what is stored."""
+    """The initial sums of squares of a table; None: as stored."""
     return None if given is None else number("initial_accumulator_value", given)
 
 

@@ -91,7 +91,7 @@ class Together(torch.optim.Optimizer):  # type: ignore[misc]
 
     @property
     def state(self) -> MutableMapping[Any, Any]:
-        """What the parts keep of each parameter. The state of rows is in the store."""
+        """The state that the parts keep of each parameter. The state of rows is in the store."""
         return _States(self.optimizers)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]

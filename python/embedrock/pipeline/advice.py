@@ -1,4 +1,4 @@
-"""What a user should know of look-ahead that does nothing: the words, with their figures."""
+"""Advice for users whose look-ahead does nothing: the words, with their figures."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ table has outgrown its memory, say."""
 
 @dataclass(frozen=True)
 class Reads:
-    """What verbs and the window of a store read, as far as counted."""
+    """The reads of verbs and of the window of a store, as far as counted."""
 
     used: int = 0
     """Rows used by verbs."""
@@ -69,7 +69,7 @@ class Reads:
         return Reads(self.used + other.used, self.read + other.read, self.wait_s + other.wait_s)
 
     def __sub__(self, other: Reads) -> Reads:
-        """What came since ``other``."""
+        """The reads since ``other``."""
         return Reads(self.used - other.used, self.read - other.read, self.wait_s - other.wait_s)
 
 

@@ -82,7 +82,7 @@ def window_of(store: Store) -> Window:
 
 @dataclass
 class FeedCounts:
-    """What became of the batches of a feed."""
+    """Counters of the batches of a feed."""
 
     handed_out: int = 0
     announced: int = 0
@@ -114,13 +114,13 @@ class Drawn:
     let_go: bool = False
     """It was announced, and is not any more."""
     error: BaseException | None = None
-    """What came instead of a batch."""
+    """The error in the place of a batch."""
     looked_at: bool = False
     """Whether its keys were asked for: ``parts`` and ``hashes`` are there."""
     hashes: list[int] = field(default_factory=list)
     """Of each part's keys, as they were then."""
     announcement: list[dict[Table | str, FlatKeys]] = field(default_factory=list)
-    """What the window of each store is told, until all of them have been."""
+    """The announcement for the window of each store, until all of them have it."""
 
 
 class Feed:
@@ -315,7 +315,7 @@ class Feed:
             warn(
                 f"this pass over {type(self._loader).__name__} has no batch: a position behind the "
                 f"last batch of an epoch, which a commit may have, is that of its end, and the "
-                f"next pass is the next epoch; go on with that one"
+                f"next pass is the next epoch; continue with that one"
             )
 
     def _measure(self) -> None:
@@ -494,7 +494,7 @@ def _reads_of(stores: Iterable[Store]) -> Reads:
 
 
 def reads_of(store: Store) -> Reads:
-    """What a store has used and read since it was opened."""
+    """The uses and reads of a store since it was opened."""
     used, missed, ahead, wait_s = store._core.row_reads()
     return Reads(used, missed + ahead, wait_s)
 

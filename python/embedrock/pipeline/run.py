@@ -57,7 +57,7 @@ _LOOK_EVERY = 4
 
 @dataclass
 class RunCounts:
-    """What a pass did."""
+    """Counters of a pass."""
 
     batches: int = 0
     overlapped: int = 0
@@ -267,7 +267,7 @@ class Run(Listener):
         self.stop()
 
     def waits(self) -> Waits:
-        """What the loop has waited for."""
+        """The waits of the loop."""
         counts = self.counts
         return Waits(counts.overlapped, counts.waited_for_rows_s, self._updating.blocked_s)
 

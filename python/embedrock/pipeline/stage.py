@@ -34,7 +34,7 @@ class Stage(Generic[T]):
         ``failed`` is called on that thread when ``work`` has raised.
         """
         self.error: BaseException | None = None
-        """What ``work`` raised first."""
+        """The first error that ``work`` raised."""
         self.told = False
         """Whether somebody got it."""
         self.busy_s = 0.0

@@ -1,4 +1,4 @@
-"""What queries read from the pages of a plan, beside pages in the order of keys."""
+"""The pages that queries read with a plan, compared with pages in key order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PASSES = 3
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What queries of a trace read, per query, over all tables."""
+    """Reads of a trace's queries, per query, over all tables."""
 
     queries: int
     """How many queries there are."""
@@ -135,7 +135,7 @@ class _Counts:
             self._progress(self._passes * total + done, self._passes_all * total)
 
     def evaluation(self) -> Evaluation:
-        """What was counted, per query."""
+        """The counts per query."""
         queries = self._trace.queries
         return Evaluation(
             queries,

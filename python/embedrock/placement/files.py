@@ -62,7 +62,7 @@ def write(
 
 
 def read(path: Path) -> Contents:
-    """What a plan has. Errors: ``DataError``, ``UnsupportedError``."""
+    """The contents of a plan. Errors: ``DataError``, ``UnsupportedError``."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             if isinstance(archive, np.ndarray):

@@ -26,7 +26,7 @@ class PlanGroup:
     key: npt.NDArray[np.uint64]
     """The key of each row: (rows,)."""
     replica_starts: npt.NDArray[np.int64]
-    """Where each replica page begins in ``replica_rows``, and the end: (replica pages + 1,)."""
+    """The begin of each replica page in ``replica_rows``, and the end: (replica pages + 1,)."""
     replica_rows: npt.NDArray[np.uint32]
     """Rows of the replica pages, one page after another, as places in the order."""
 

@@ -31,7 +31,7 @@ Offsets = npt.NDArray[np.int64]
 _DEPTH = 8
 """Queries by which rows are put in order: of equal first ones, rows differ little any more."""
 _GAIN = 1e-9
-"""What a replica page must save at least, of a page: sums of fractions are not exact."""
+"""The least saving of a replica page, in pages: sums of fractions are not exact."""
 
 
 def pack(

@@ -61,7 +61,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Stage:
-    """How far the work is, of how much, and the most bytes that it takes at a time."""
+    """The progress of the work, its total, and its peak memory in bytes."""
 
     done: int
     total: int

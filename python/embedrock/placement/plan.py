@@ -17,7 +17,7 @@ __all__ = ["Plan"]
 
 
 class Plan:
-    """Where rows of tables lie when they are served: home pages in an order, and replica pages.
+    """A layout of rows of tables for serving: home pages in an order, and replica pages.
 
     :func:`place` makes one, :meth:`load` reads one. It has the rows that a trace asked for; those
     that it did not ask for come behind them.

@@ -64,9 +64,9 @@ _ELSEWHERE = {
     "stats": _OF_SERVER,
     "record": _OF_SERVER,
 }
-"""What stores that are here have, and why it is not there of a server's."""
+"""The members of local stores that remote ones lack, and why."""
 _MADE_ANEW = (CorruptError, KeyRangeError, MismatchError, MisuseError, NotFoundError)
-"""What goes wrong where a table is no longer what it was: it was made anew, or has grown."""
+"""The errors for a table that was recreated or has grown."""
 
 T = TypeVar("T")
 

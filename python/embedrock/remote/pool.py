@@ -51,7 +51,7 @@ class Pool:
         self._is_closed = False
 
     def run(self, function: Callable[[Wire], T], *, repeats: bool) -> T:
-        """What ``function`` returns for a connection.
+        """The result of ``function`` for a connection.
 
         When a connection fails, what may be repeated is tried again with a new one. All else is
         tried again only while nothing of it was sent, so that no update is made twice.

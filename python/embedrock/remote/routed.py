@@ -36,7 +36,7 @@ Word = bytes | memoryview
 
 
 class Part(NamedTuple):
-    """What one server is asked for of a request."""
+    """One server's part of a request."""
 
     address: Address
     positions: Positions
@@ -296,7 +296,7 @@ def _check_finite(words: tuple[Word, ...]) -> None:
 
 
 def _address_of(refused: Refused) -> Address | None:
-    """Who has what was asked for, of ``MOVED slot host:port``."""
+    """The owner of the keys, of ``MOVED slot host:port``."""
     host, _, port = refused.said.rpartition(" ")[2].rpartition(":")
     return (host, int(port)) if host and port.isdecimal() else None
 
@@ -311,7 +311,7 @@ def _summed(values: list[Any]) -> list[Any]:
 
 
 def _failed(request: Request, made: list[Part], failures: list[Failure]) -> Exception:
-    """What to raise where parts have failed: which servers have made theirs, and which not."""
+    """The error if parts have failed: which servers have applied theirs, and which have not."""
     first = next((f for f in failures if not isinstance(f.error, Refused)), failures[0])
     is_refused = isinstance(first.error, Refused)
     if bytes(request.words[0]) in _BY_KEY:

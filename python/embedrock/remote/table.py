@@ -134,7 +134,7 @@ class RemoteTable:
 
     @property
     def initializer(self) -> dict[str, Any]:
-        """What unwritten rows read as, as ``embedrock.initializers`` describes it."""
+        """The values of unwritten rows, as ``embedrock.initializers`` describes them."""
         return dict(self._spec["initializer"])
 
     if not TYPE_CHECKING:  # to type checkers a name that is not there is an error
@@ -301,7 +301,7 @@ class RemoteTable:
         return dict(zip(flat[::2], flat[1::2], strict=True))
 
     def _run(self, function: Callable[[Wire], T], *, repeats: bool) -> T:
-        """What a request answers. One that fails because the table is another by now says so."""
+        """The answer to a request. If it fails because the table has changed, the error says so."""
         try:
             return self._store._run(function, repeats=repeats)
         except (CorruptError, MisuseError) as error:

@@ -56,5 +56,5 @@ class Counters:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Counters:
-        """What `as_dict` or `counted` made of counters."""
+        """The counters from which `as_dict` or `counted` made these values."""
         return cls(**{field.name: values[field.name] for field in fields(cls)})

@@ -79,7 +79,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures of a run depend on."""
+    """The machine, on which the figures of a run depend."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),

@@ -100,7 +100,7 @@ def _groups(results: Json, name: str) -> Iterator[tuple[str, dict[str, Json]]]:
 
 
 def _pictures(name: str, runs: Runs, *, timed: bool) -> list[str]:
-    """What runs have in common, drawn; a heading for all of it."""
+    """The common plots of runs, and a heading for all of them."""
     shown = {_words(run): one for run, one in runs.items()}
     histories = {run: one["history"] for run, one in shown.items()}
     stored = any("engine" in point for points in histories.values() for point in points)

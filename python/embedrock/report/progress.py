@@ -23,7 +23,7 @@ _LINE_INTERVAL_SECONDS = 10.0
 
 
 class Sink(Protocol):
-    """Where progress goes. `total` is 0 while it is not known."""
+    """A receiver of progress. `total` is 0 while it is not known."""
 
     def show(self, name: str, done: int, total: int, note: str) -> None:
         """Takes the state of a piece of work; called often, must be cheap."""

@@ -1,4 +1,4 @@
-"""Where a copy comes from: what ``copy`` notes beside it, for who follows its source.
+"""The origin of a copy: ``copy`` records it beside the copy, for followers of its source.
 
 A copy is a store of its own, with an id of its own and one commit. The note says which commit of
 which store that is. It holds for that commit alone: one that somebody makes in the copy is no
@@ -31,7 +31,7 @@ _FORMAT = 1
 
 
 class Facts(NamedTuple):
-    """What tells a commit of a store from its others."""
+    """The identity of a commit among others of its store."""
 
     sequence: int
     step: int
@@ -64,7 +64,7 @@ class Copied(NamedTuple):
     copy: Facts
     """The commit that it is in the copy."""
     path: str
-    """Where the source was."""
+    """The path of the source."""
     buckets: str | None
     """The buckets whose keys were copied; None for all."""
 

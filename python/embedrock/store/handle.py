@@ -45,7 +45,7 @@ class Engine(Protocol):
 
 
 class Handle:
-    """What a store is beside its tables and commits."""
+    """The part of a store other than its tables and commits."""
 
     def __init__(self, engine: Engine, path: Path, memory: str, read_only: bool = False) -> None:
         """Not for callers: stores come from ``embedrock.open``."""
@@ -100,7 +100,7 @@ class Handle:
 
     @property
     def id(self) -> str:
-        """What tells this store from all others: 32 hexadecimal digits.
+        """The identity of this store: 32 hexadecimal digits.
 
         A copy by :func:`embedrock.copy` is another store; a folder that was copied by other means
         is the same one.
@@ -117,7 +117,7 @@ class Handle:
 
     @property
     def read_only(self) -> bool:
-        """Whether the store was opened to be read alone."""
+        """Whether the store was opened read-only."""
         return self._read_only
 
     @property
@@ -135,9 +135,9 @@ class Handle:
         return None if last is None else int(last["step"])
 
     def close(self) -> None:
-        """Closes the store and gives up its lock, or its hold; a second call does nothing.
+        """Closes the store and releases its lock or its hold; a second call does nothing.
 
-        Where ``open`` gave one handle out several times, it is closed for all who have it.
+        If ``open`` returned the same handle several times, it is closed for all users.
 
         Warns with ``UncommittedWarning`` when changes since the last commit are discarded.
         """

@@ -1,4 +1,4 @@
-"""What a store that another process writes to says to the ranks of a distributed job."""
+"""The error that ranks of a distributed job get for a store that another process writes to."""
 
 from __future__ import annotations
 

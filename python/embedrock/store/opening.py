@@ -57,75 +57,76 @@ def open(
 ) -> Store:
     """Opens the store in the directory ``path``, at its last commit; creates it if there is none.
 
-    Where this process has it open to write already, with the same arguments (``"1GiB"`` of memory
-    is ``"1024 MiB"``), that handle is returned as it is, with what no commit holds yet: so a cell
-    of a notebook can be run again. Its ``close`` closes it for all who have it; the end of a
-    ``with`` block that did not open it leaves it open. :func:`close_all` closes what nothing refers
-    to any more. Each call with ``read_only`` opens a reader of its own.
+    If this process already has the store open for writing, with the same arguments (``"1GiB"`` of
+    memory is ``"1024 MiB"``), the same handle is returned, including its uncommitted changes, so
+    that a notebook cell can be run again. Its ``close`` closes it for all users; the end of a
+    ``with`` block that did not open it leaves it open. :func:`close_all` closes handles that
+    nothing refers to any more. Each call with ``read_only`` opens a separate reader.
 
-    A store takes a folder of its own: one with other files is refused, and so is a path of which
-    more than the last folder and its parent is missing.
+    A store needs a folder of its own: a folder with other files is refused, and so is a path of
+    which more than the last folder and its parent are missing.
 
     Args:
-        path: The store's directory. A relative one is that of the working directory now.
+        path: The store's directory. A relative path is resolved against the current working
+            directory.
         memory: The budget for cache, index and buffers together: bytes, ``"2GiB"``, ``"512MB"``, or
-            per cent of all rows with their optimizer state (``"10%"``). Per cent mean that much,
-            but at least what works: where tables are small, a ``BudgetWarning`` says once what is
-            taken. It warns of more than the machine has, too.
-        max_disk_bytes: Most bytes the store may take on disk; None leaves it to the file system: up
-            to 7 times the rows, by how far commits are apart (``docs/choosing.md``).
-        max_held_bytes: Most bytes on disk that readers may keep beyond the kept commits. Past it
-            the oldest of their commits go, and such a reader gets ``CommitGoneError``, never other
-            rows. None: a quarter of ``max_disk_bytes``, and without that no bound. It is the writer
-            whose bound counts.
+            per cent of all rows with their optimizer state (``"10%"``). A percentage means that
+            much, but at least the minimum: for small tables, a ``BudgetWarning`` says once what is
+            taken. It also warns about more memory than the machine has.
+        max_disk_bytes: Maximum bytes of the store on disk. None sets no bound: the store takes up
+            to 7 times its rows, depending on the interval between commits (``docs/choosing.md``).
+        max_held_bytes: Maximum bytes on disk that readers may keep beyond the kept commits. Beyond
+            it, the oldest of their commits are dropped, and such a reader gets ``CommitGoneError``,
+            never wrong rows. None: a quarter of ``max_disk_bytes``, or no bound without that. The
+            writer's bound applies.
         page_bytes: Page size of new tables, 512 x 2**n up to 65,536; None measures the device.
         segment_bytes: Unit of allocation and cleaning of new tables, a power of two from 16 pages
-            to 4 MiB; None follows the size of the table.
-        cold_directory: Where the partitions of tables with ``storage="lsm"`` lie, apart from the
-            store and on another disk for example. It is made if need be, and the store remembers
-            it: name it again only where it was moved to. A directory that is not this store's is
-            refused. ``docs/storages.md`` has more.
-        pmem_path: The folder in which regions of new tables with ``storage="pmem"`` are made, on
-            persistent memory (DAX) or in ``/dev/shm`` for example. Stores may share it. None: the
-            store's own. The store remembers where each is; name the folder again where regions
-            were moved to another.
-        io: Who reads and writes pages; ``"auto"`` takes io_uring where the system allows it, else
-            threads that call pread.
-        policy: Which rows leave memory first: least recently or least frequently used.
-        window_bytes: Most bytes of the budget that the look-ahead window takes, rows apart, up to a
-            half of it, and an eighth where the cache holds few batches. None: a quarter, or a
-            third of the caches' bytes where that is less. Without look-ahead it takes none.
-        window_group: Most batches whose rows the window reads together (256).
-        merge_picker: Which partition of tables with ``storage="lsm"`` is merged next: ``"score"``
-            takes the one whose merge drops most rows from the top for its time. ``"largest"``,
-            ``"round_robin"`` and ``"oldest"`` are there to compare.
-        upkeep_scheduler: When merges and cleaning go on. ``"off"``: as soon as rows that are
-            written have paid for them. ``"gate"``: only while batches that were read ahead cover
-            the time of a step. ``"share"``: for a fifth of the time at most. Where room or reads
-            would suffer they go on in any case.
-        top_share: The share of all rows that the top of an lsm has before merges are due, 0.01 to
-            0.5. More of it means fewer bytes written, and more memory for its index. Commits store
-            it. None: what the commit has that is opened, 0.1 in a new store.
+            to 4 MiB; None: chosen by the size of the table.
+        cold_directory: A separate directory for the partitions of tables with ``storage="lsm"``,
+            for example on another disk. It is created if needed, and the store remembers it: pass
+            it again only if it was moved. A directory of another store is refused. See
+            ``docs/storages.md``.
+        pmem_path: The folder for regions of new tables with ``storage="pmem"``, for example on
+            persistent memory (DAX) or in ``/dev/shm``. Stores may share it. None: the store's own
+            folder. The store remembers the place of each region; pass the new folder if regions
+            were moved.
+        io: How pages are read and written; ``"auto"`` uses io_uring if the system allows it,
+            otherwise threads that call pread.
+        policy: The rows that are evicted first: least recently or least frequently used.
+        window_bytes: Maximum bytes of the budget for the look-ahead window, without rows; at most
+            half of it, and an eighth if the cache holds few batches. None: a quarter, or a third of
+            the caches' bytes if that is less. Without look-ahead the window takes none.
+        window_group: Maximum number of batches whose rows the window reads together.
+        merge_picker: The partition of tables with ``storage="lsm"`` that is merged next:
+            ``"score"`` takes the one whose merge removes most rows from the top for its time.
+            ``"largest"``, ``"round_robin"`` and ``"oldest"`` are for comparison.
+        upkeep_scheduler: When merges and cleaning run. ``"off"``: as soon as written rows have paid
+            for them. ``"gate"``: only while batches that were read ahead cover the time of a step.
+            ``"share"``: for at most a fifth of the time. If disk space or reads would suffer, they
+            run in any case.
+        top_share: The share of all rows in the top of an lsm at which merges become due, 0.01 to
+            0.5. A larger share writes fewer bytes and takes more memory for its index. It is stored
+            with commits. None: the value of the opened commit, 0.1 in a new store.
         filters: Whether merges write filters of tables with ``storage="lsm"``: a key that was never
             written then hardly ever costs a page read, for 0.6 to 0.9 bytes of memory per row of a
             growing table, and up to 0.4 per id of a dense one.
-        keep: How many commits stay, at least 1.
+        keep: Number of commits to keep, at least 1.
         seed: Seed of initial rows, fixed when the store is created.
-        create: Whether to create a store where there is none.
-        step: Go back to the commit of this step, or that is pinned under this name
-            (:meth:`Store.pin`); what came after it is dropped by the next commit.
+        create: Whether to create a store if there is none.
+        step: Go back to the commit of this step, or pinned under this name (:meth:`Store.pin`); the
+            next commit drops all later ones.
         read_only: Refuse every change, take no lock, and hold the commit, so that no writer drops
             it as long as readers keep no more than its ``max_held_bytes`` (:attr:`Store.held` says
             whether this one holds its commit now).
         check_disk: Refuse a table whose rows, all written, would not fit on the disk.
 
-    Errors: ``LockedError`` names the process that writes to the store, or what this process has it
-    open with that is not as asked for; ``MisuseError``, ``NotFoundError``, ``CommitGoneError``,
-    ``CorruptError``, ``BudgetError``, ``IoError``; ``MismatchError`` where the cold directory is
-    not there or not this store's.
+    Errors: ``LockedError`` names the process that writes to the store, or the arguments with which
+    this process has it open, if they differ; ``MisuseError``, ``NotFoundError``,
+    ``CommitGoneError``, ``CorruptError``, ``BudgetError``, ``IoError``; ``MismatchError`` if the
+    cold directory is missing or belongs to another store.
 
-    Warns with ``PartWarning`` where the store is that of one rank of several: rows of other ranks'
-    keys would read as initial ones.
+    Warns with ``PartWarning`` if the store belongs to one rank of several: keys of other ranks
+    would read as initial rows.
 
     Blocking: reads the index; the time follows the size of the store's journal.
 

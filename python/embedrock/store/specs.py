@@ -1,4 +1,4 @@
-"""What a table is asked to be: the arguments of ``table``, of a store here and of a server."""
+"""The description of a table: the arguments of ``table``, of a local store and of a server."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Words = npt.NDArray[np.uint64]
 _ENTRY = 2
 """Words of an entry, the keys of a query in one table: the query; the table and how many keys."""
 _TABLE_BITS = 48
-"""Where the table begins in a word: tables are below 2^16, and keys of a query below 2^48."""
+"""The position of the table in a word: tables are below 2^16, and keys of a query below 2^48."""
 _LENGTH_MASK = np.uint64((1 << _TABLE_BITS) - 1)
 _WORD_BYTES = 8
 _BLOCK = 1 << 16

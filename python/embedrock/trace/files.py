@@ -33,7 +33,7 @@ _PARQUET = b"PAR1"
 _HEAD_BYTES = 8
 DAMAGED: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, KeyError, RuntimeError)
 DAMAGED += (MemoryError, zipfile.BadZipFile, zlib.error)
-"""What reading a damaged archive raises."""
+"""The errors of reading a damaged archive."""
 _NPZ = (
     'np.savez(file, values=..., offsets=...) of one table, or {"<table>/values": ..., '
     '"<table>/offsets": ...} of several'
@@ -167,7 +167,7 @@ def _named(path: Path, files: Sequence[str], table: str | None) -> dict[str, tup
 
 
 def ending(path: Path) -> str:
-    """What the name ends with, which says the format to write. Errors: ``MisuseError``."""
+    """The ending of the name, which selects the format to write. Errors: ``MisuseError``."""
     for one in ENDINGS:
         if path.name.lower().endswith(one):
             return one

@@ -160,7 +160,7 @@ def _is_text(types: ModuleType, kind: Any) -> bool:
 
 
 def _first_nan(path: Path, file: Any, name: str) -> str:
-    """Where the first NaN is, for a message."""
+    """The place of the first NaN, for a message."""
     row = 0
     for lists in _read(path, file, name):
         nan = np.isnan(lists.flatten().to_numpy(zero_copy_only=False).astype(np.float64))

@@ -20,12 +20,12 @@ Offsets = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """What queries ask of one table: query ``i`` is ``values[offsets[i]:offsets[i + 1]]``."""
+    """Queries of one table: query ``i`` is ``values[offsets[i]:offsets[i + 1]]``."""
 
     values: Values
     """The keys of all queries, one after another: (keys,) uint64."""
     offsets: Offsets
-    """Where each query begins, and the end of the last: (queries + 1,) int64."""
+    """The begin of each query, and the end of the last: (queries + 1,) int64."""
 
     def __len__(self) -> int:
         """How many queries there are; of a table that is not asked, a query has no keys."""

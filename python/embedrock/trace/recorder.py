@@ -35,7 +35,7 @@ _HASHED = 1024
 
 
 class Recorded(TypedDict):
-    """What a recorder has seen and kept."""
+    """The queries that a recorder has seen and kept."""
 
     batches: int
     """Batches that were read or updated while it ran; an update of what was read is none."""
@@ -50,7 +50,7 @@ class Recorded(TypedDict):
     too_large: int
     """Those of them that would not fit alone."""
     bytes: int
-    """What the queries take."""
+    """The bytes of the queries."""
 
 
 class Recorder:
@@ -95,7 +95,7 @@ class Recorder:
             )
 
     def stats(self) -> Recorded:
-        """What was seen, kept and dropped so far. Errors: ``ForkedError``."""
+        """Counts of queries seen, kept and dropped so far. Errors: ``ForkedError``."""
         self._refuse_child()
         return self._sampler.stats()
 

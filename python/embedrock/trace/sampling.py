@@ -35,7 +35,7 @@ def share_of(name: str, value: Any, *, whole: bool) -> float:
 
 
 def limit(share: float) -> int:
-    """What hashes in a sample of this share are less than."""
+    """The bound below which hashes are in a sample of this share."""
     return max(1, round(share * WHOLE))
 
 

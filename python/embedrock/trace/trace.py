@@ -182,7 +182,7 @@ class Trace:
 
     @property
     def tables(self) -> dict[str, Queries]:
-        """What each table is asked for; the name is ``""`` where a file did not say it."""
+        """The queries of each table; the name is ``""`` if a file did not give it."""
         return dict(self._tables)
 
     @property
@@ -192,7 +192,7 @@ class Trace:
 
     @property
     def offsets(self) -> Offsets:
-        """Where queries begin, and the end, of a trace of one table: (queries + 1,) int64.
+        """The begin of each query, and the end, in a trace of one table: (queries + 1,) int64.
 
         Errors: ``MisuseError`` for several.
         """
@@ -261,7 +261,7 @@ class Trace:
         return self._of(lambda one: one.kept(chosen))
 
     def stats(self) -> dict[str, Any]:
-        """What is in it, over all tables, and in ``tables`` for each of several.
+        """Statistics over all tables, and in ``tables`` for each of several.
 
         ``queries``, ``keys``, ``distinct_keys``; ``length_mean`` and ``length_max``, keys of a
         query; ``top_1_percent_share``, how much of the keys are of the hundredth of the distinct

@@ -94,5 +94,5 @@ class ReadAhead(Generic[B]):
         }
 
     def advice(self) -> str | None:
-        """What a user should know when look-ahead has not worked so far; None when it has."""
+        """Advice for a user whose look-ahead has not worked so far; None if it has."""
         return None if self._loader is None else self._loader.said

@@ -1,4 +1,4 @@
-"""What the engine counted during a run, cut out of `Store.stats`."""
+"""The engine's counters for a run, cut out of `Store.stats`."""
 
 from __future__ import annotations
 

@@ -105,18 +105,18 @@ class RateTrainer(ABC, Generic[B]):
 
     @abstractmethod
     def keys_of(self, batch: B) -> Mapping[Any, Any]:
-        """What a batch reads."""
+        """The keys that a batch reads."""
 
 
 @dataclass
 class Begun(Generic[Options]):
-    """What is known before the data are read."""
+    """The facts that are known before the data are read."""
 
     options: Options
     heads: dict[str, Any]
-    """What tells the files of the data from others."""
+    """The identity of the data files."""
     stored: dict[str, Any] | None
-    """What the store says of the run to go on with."""
+    """The store's description of the run to continue."""
     opened: Store | None
     stack: contextlib.ExitStack
 
@@ -219,10 +219,10 @@ class EpochRun(ABC, Generic[B]):
 
     @abstractmethod
     def told(self, measured: dict[str, Any]) -> dict[str, Any]:
-        """What else is to be said of the data and of what was measured, as JSON."""
+        """Further facts about the data and measurements, as JSON."""
 
     def stored(self) -> dict[str, Any]:
-        """What else a commit says of the run, as JSON."""
+        """Further facts about the run for a commit, as JSON."""
         return {}
 
     def note(self) -> str:
@@ -296,7 +296,7 @@ class EpochRun(ABC, Generic[B]):
             self.history.pause()
 
     def result(self, measured: dict[str, Any]) -> dict[str, Any]:
-        """What the run came to, as JSON values."""
+        """The results of the run, as JSON values."""
         return {
             "store": str(self.store.path),
             "step": self.step,

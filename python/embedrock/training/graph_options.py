@@ -1,4 +1,4 @@
-"""What `embedrock train` can be told of a model of knowledge graphs."""
+"""The options of `embedrock train` for a model of knowledge graphs."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class GraphTrainer(epoch_run.RateTrainer[kge.TripleBatch]):
         self.constraint = kge.RowConstraint(model.entities) if recipe.unit_rows else None
 
     def keys_of(self, batch: kge.TripleBatch) -> Mapping[Any, Any]:
-        """What a batch reads."""
+        """The keys that a batch reads."""
         keys: Mapping[Any, Any] = self.model.keys_of(batch)
         return keys
 

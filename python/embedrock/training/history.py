@@ -20,7 +20,7 @@ class Timed(Protocol):
     """A trainer, of whatever model."""
 
     seconds: Seconds
-    """Where the time of all its steps so far went."""
+    """The time of all its steps so far, by cause."""
 
 
 class History:

@@ -101,7 +101,7 @@ class _Run:
         return said
 
     def stop_clock(self) -> None:
-        """What follows is no part of the training time."""
+        """Stops the clock: what follows is not part of the training time."""
         self.history.pause()
         self.samples += self.epoch_samples
         self.seconds += perf_counter() - self.epoch_started
@@ -242,7 +242,7 @@ def _begin(options: TrainOptions, sink: Sink, stack: contextlib.ExitStack) -> _R
         if options.grown == "train" and position.epoch >= recipe.epochs:
             print(
                 f"the run has made its {recipe.epochs} epochs: with --epochs {recipe.epochs + 1} "
-                f"it trains on what came",
+                f"it trains on the new part",
                 file=sys.stderr,
             )
     return _Run(
@@ -367,12 +367,12 @@ def _counted(batches: Iterator[Batch], task: Task) -> Iterator[Batch]:
 
 
 def _keys_of(options: TrainOptions) -> str:
-    """What keys are made of (`embedrock._made_keys`)."""
+    """The kind of the keys (`embedrock._made_keys`)."""
     return "hash_keys" if options.format in ("csv", "sessions") else "column_hash"
 
 
 def _result(run: _Run, evaluation: Any) -> dict[str, Any]:
-    """What the run came to, as JSON values."""
+    """The results of the run, as JSON values."""
     mean_loss = sum(run.losses) / len(run.losses) if run.losses else None
     evaluated = evaluation is not None and evaluation.samples > 0
     return {

@@ -26,12 +26,12 @@ __all__ = ["Batch", "Batches", "LinkBatches", "NodeBatches", "negatives_of", "sa
 Ids: TypeAlias = npt.NDArray[np.int64]
 
 _ORDER, _SAMPLE, _NEGATIVES, _MEASURE = 1, 2, 3, 5
-"""What random numbers are for: streams that never meet."""
+"""The purposes of random numbers: streams that never meet."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step trains on: a sample, and what is to be told of it."""
+    """The input of a step: a sample, and its targets."""
 
     sample: Sample
     targets: Tensor
@@ -194,7 +194,7 @@ def negatives_of(edges: Ids, num_nodes: int, count: int, seed: int) -> Ids:
 
 
 def _sample(out: Any, asked: Tensor | None = None) -> Sample:
-    """What was sampled, without the edges that are asked for, in either direction."""
+    """The sample without the predicted edges, in either direction."""
     edges = torch.stack([out.row, out.col])
     within = np.cumsum([0, *out.num_sampled_edges])
     if asked is not None and edges.shape[1]:

@@ -1,4 +1,4 @@
-"""What `embedrock train` can be told of a model of the nodes of a graph."""
+"""The options of `embedrock train` for a model of the nodes of a graph."""
 
 from __future__ import annotations
 

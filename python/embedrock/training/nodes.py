@@ -52,7 +52,7 @@ class NodeTrainer(epoch_run.RateTrainer[Batch]):
     """A model of nodes or links with its optimizers."""
 
     def keys_of(self, batch: Batch) -> Mapping[Any, Any]:
-        """What a batch reads."""
+        """The keys that a batch reads."""
         keys: Mapping[Any, Any] = self.model.rows.keys_of(batch.sample.nodes)
         return keys
 
@@ -109,7 +109,7 @@ class _Run(epoch_run.EpochRun[Batch]):
     edges: npt.NDArray[np.int64]
 
     def stored(self) -> dict[str, Any]:
-        """What labels were mapped to numbers, by number."""
+        """The original labels, by their numbers."""
         classes = self.graph.classes
         return {} if classes is None else {"class_names": list(classes)}
 
@@ -213,7 +213,7 @@ def _begin(options: NodeOptions, sink: Sink, stack: contextlib.ExitStack) -> _Ru
 def _parts(
     options: NodeOptions, graph: graphs.Graph, edges: npt.NDArray[np.int64]
 ) -> tuple[Parts, npt.NDArray[np.int64]]:
-    """What each part has, and the edges that neighbours are drawn along."""
+    """The contents of each part, and the edges that neighbours are sampled along."""
     recipe, path = options.recipe, graph_splits.file_of(options.data)
     split = recipe.split_with(path is not None)
     if recipe.task == "links":

@@ -1,4 +1,4 @@
-"""What `embedrock train` can be told, with defaults that depend on the kind of data."""
+"""The options of `embedrock train`, with defaults that depend on the kind of data."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Recipe:
-        """What `asdict` and JSON made of a recipe."""
+        """The recipe from which `asdict` and JSON made these values."""
         plain: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
         }

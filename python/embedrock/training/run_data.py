@@ -34,21 +34,21 @@ class RunData:
 
     files: tuple[Path, ...]
     known: list[dict[str, Any]]
-    """What each is known by, as JSON; what the commits of the run say."""
+    """The identity of each file, as JSON, as the commits of the run have it."""
     rules: int
     """How values are written (`data.csv.RULES`): those of the version that began the run."""
     scan: Scan | None = None
-    """What a pass over the files found; None where there is to be one."""
+    """The result of a pass over the files; None if one is still needed."""
     is_older: bool = False
     """Whether the run is of a version that knew files by their first bytes alone."""
 
     def meta(self) -> dict[str, Any]:
-        """What a commit says of it."""
+        """Its entry in a commit."""
         return {"files": self.known, "rules": self.rules}
 
 
 def known_of(files: Sequence[Path], sink: Sink) -> list[dict[str, Any]]:
-    """What files are known by. Errors: DataError."""
+    """The identities of files. Errors: DataError."""
     known = []
     for path in files:
         with Task(sink, f"reading {path.name}", _bytes(path)) as task:

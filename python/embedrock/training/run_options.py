@@ -1,4 +1,4 @@
-"""What every run of `embedrock train` can be told, whatever the model."""
+"""The options of every run of `embedrock train`, whatever the model."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class RunOptions(ABC):
             )
 
     def check_pipeline(self) -> None:
-        """What can be said once a stored run has said whether it has a pipeline.
+        """Checks that need a stored run's choice of a pipeline.
 
         Errors: MisuseError.
         """

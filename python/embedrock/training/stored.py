@@ -63,12 +63,12 @@ def create(options: RunOptions, stack: contextlib.ExitStack) -> Store:
 
 
 def stored_run(store: Store, options: RunOptions) -> dict[str, Any] | None:
-    """What the store says of the run that it holds; None when it holds none."""
+    """The store's description of the run that it holds; None if it holds none."""
     if store.step is None:
         return None
     if not options.resume:
         raise MisuseError(
-            f"{store.path} holds a run at step {store.step}; add --resume to go on with it, "
+            f"{store.path} holds a run at step {store.step}; add --resume to continue it, "
             f"or name another --store"
         )
     meta = store.meta

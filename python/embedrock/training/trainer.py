@@ -18,7 +18,7 @@ from embedrock.training.auc import auc, log_loss
 
 @dataclass
 class Seconds:
-    """Where the time of all steps so far went."""
+    """The time of all steps so far, by cause."""
 
     #: Getting embeddings: look-up, waiting for storage, pooling.
     embedding: float = 0.0
@@ -32,7 +32,7 @@ class Seconds:
         return self.embedding + self.computing + self.updating
 
     def copy(self) -> Seconds:
-        """What it is right now."""
+        """Its current value."""
         return replace(self)
 
     def __sub__(self, earlier: Seconds) -> Seconds:

@@ -240,12 +240,12 @@ def _taken(reader: Any, told: str) -> Iterator[Any]:
         except StopIteration:
             return
         except (ArrowException, OSError) as error:
-            raise IoError(f"{told} ended amid its rows: {_reason(error)}") from error
+            raise IoError(f"{told} ended in the middle of its rows: {_reason(error)}") from error
         yield batch
 
 
 def _reason(error: BaseException) -> str:
-    """What an error of Arrow says, without what only its makers read."""
+    """The text of an Arrow error, without details for its makers."""
     return str(error).partition(" Detail: Python exception")[0].strip()
 
 

@@ -16,7 +16,7 @@ use crate::prefetch::{prefetch_for_writing, prefetch_line};
 use std::ptr::null;
 use std::sync::atomic::{Ordering, fence};
 
-/// What looks without lock showed of the keys of a block.
+/// The result of looking up the keys of a block without a lock.
 struct Seen {
     located: [Location; BLOCK],
     /// The versions of the keys' sets; of a set that was held, the one before, which is gone.

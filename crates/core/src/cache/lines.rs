@@ -33,7 +33,7 @@ impl Level {
 pub(super) struct Lines {
     /// How many there may be.
     count: usize,
-    /// Where in the row the last of them is asked for.
+    /// The place in the row of the last prefetched line.
     last: usize,
 }
 

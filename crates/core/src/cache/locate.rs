@@ -1,4 +1,4 @@
-//! Where a key's row may lie: a pure function of the key and the number of sets.
+//! The set and tag of a key's row: a pure function of the key and the number of sets.
 
 use super::tags::TAG_MAX;
 
@@ -7,7 +7,7 @@ use super::tags::TAG_MAX;
 pub struct Location {
     /// The set.
     pub(super) set: u32,
-    /// What tells rows of a set apart: exactly from 1 to 2047, nearly from 2048 to 4095.
+    /// Distinguishes rows of a set: exactly from 1 to 2047, nearly from 2048 to 4095.
     pub(super) tag: u16,
     /// The way that was seen when the row was prefetched, or `NO_HINT`.
     pub(super) hint: u8,

@@ -67,7 +67,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 /// (SSDHashEmbed's smallest block).
 pub const WAYS_MIN: usize = 8;
 
-/// What fixes the shape of a cache.
+/// The parameters that fix the shape of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheShape {
     /// Bytes of a row, values and state; a multiple of 4.
@@ -76,7 +76,7 @@ pub struct CacheShape {
     pub sets: u32,
     /// Rows per set, 1 to 32. Fewer than 32 make the metadata dearer per row.
     pub ways: usize,
-    /// Who leaves a full set.
+    /// The policy that chooses which row leaves a full set.
     pub policy: PolicyKind,
     /// Whether rows have headers that tell whose they are; [`Cache::of_dense_rows`] has none.
     pub headers: bool,
@@ -118,7 +118,7 @@ pub struct Cache {
     locator: Locator,
     policy: PolicyKind,
     row_bytes: usize,
-    /// Whose rows these are, by rising `first`, in a cache without headers.
+    /// The tables of the rows, by rising `first`, in a cache without headers.
     dense: Vec<DenseTable>,
     counters: Counters,
     /// Rows that the last capture marked.
@@ -191,7 +191,7 @@ impl Cache {
         self.recent.store((recent.min(most) as u8).max(before / 4 * 3), Ordering::Relaxed);
     }
 
-    /// Where the row of a sparse key lies, from the key's mixed hash.
+    /// The location of a sparse key's row, from the key's mixed hash.
     #[inline(always)]
     pub fn locate_hashed(&self, hash: u64) -> Location {
         self.locator.hashed(hash)

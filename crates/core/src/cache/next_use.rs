@@ -144,7 +144,7 @@ impl Cache {
         }
     }
 
-    /// What [`set_at_hand`](Self::set_at_hand) has said.
+    /// The batch that [`set_at_hand`](Self::set_at_hand) has set.
     #[cfg(test)]
     pub fn at_hand(&self) -> Option<u16> {
         let at_hand = self.next_uses.get()?.at_hand.load(Ordering::Relaxed);
@@ -335,7 +335,7 @@ mod tests {
         cache
     }
 
-    /// Who leaves for a row that is used next in batch `next`; `None` when it is turned away.
+    /// The row evicted for one that is used next in batch `next`; `None` if that is turned away.
     fn leaves(cache: &Cache, key: u64, next: u64) -> Option<u64> {
         let at = cache.locate_hashed(crate::hash::mix(key, 0));
         let mut left = None;

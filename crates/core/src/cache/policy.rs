@@ -11,7 +11,7 @@ use crate::config::PolicyKind;
 /// The most rows that a set can hold.
 pub const WAYS_MAX: usize = 32;
 
-/// What a set remembers about the use of its rows. All zeros is a set without rows.
+/// A set's memory of the use of its rows. All zeros is a set without rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Uses {

@@ -76,7 +76,7 @@ pub struct RowRef<'a> {
     pub words: &'a [f32],
 }
 
-/// What was known about a removed row.
+/// The known facts about a removed row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removed {
     /// The layout's word about the row's stored copy; `None` where the cache does not keep it.

@@ -64,7 +64,7 @@ pub(super) struct Set {
     written: UnsafeCell<u32>,
 }
 
-/// What the lock guards on a line of its own.
+/// The part of a set on a line of its own, guarded by the lock.
 #[repr(C, align(64))]
 pub(super) struct Rest {
     uses: Uses,
@@ -74,7 +74,7 @@ pub(super) struct Rest {
     captured: u32,
 }
 
-/// What a cache knows about a row beside its set's lines.
+/// A cache's knowledge about a row beside its set's lines.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Header {
@@ -186,7 +186,7 @@ pub(super) struct Sets {
     stride: usize,
     /// The lines of a whole row.
     lines_of_row: Lines,
-    /// Where lines are brought to.
+    /// The level of the processor's cache to which lines are prefetched.
     level: Level,
     /// Held while memory of ways is released and while sets get more of them.
     resizing: Mutex<()>,
@@ -320,7 +320,7 @@ impl Sets {
         self.lines_of_row.rows_at_once()
     }
 
-    /// Where lines are brought to.
+    /// The level of the processor's cache to which lines are prefetched.
     #[inline(always)]
     pub(super) fn level(&self) -> Level {
         self.level

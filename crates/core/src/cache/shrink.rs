@@ -10,7 +10,7 @@ use super::sets::LockedSet;
 use super::{Cache, RowRef, WAYS_MIN};
 use std::sync::atomic::Ordering;
 
-/// How far the taking of the last way has come.
+/// The progress of taking the last way.
 #[derive(Debug)]
 pub(super) struct Shrinking {
     /// The fewest ways this cache may have.
@@ -25,7 +25,7 @@ impl Shrinking {
     }
 }
 
-/// What a step of shrinking did.
+/// The result of a step of shrinking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeWay {
     /// Sets are left that still use the last way: go on.

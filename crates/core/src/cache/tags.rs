@@ -49,7 +49,7 @@ impl Tags {
     }
 }
 
-/// Where in its word of `high` the upper bits of a way's tag begin.
+/// The shift of the upper bits of a way's tag in its word of `high`.
 #[inline(always)]
 fn high_shift(way: usize) -> usize {
     way % 8 * 8 + way / 16 * 4

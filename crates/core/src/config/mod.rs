@@ -1,4 +1,4 @@
-//! What a caller chooses: options of a store, parameters of a table, requests of a batch.
+//! The caller's choices: options of a store, parameters of a table, requests of a batch.
 
 mod options;
 mod table;
@@ -22,7 +22,7 @@ pub struct LookaheadBatch<'a> {
     pub keys: &'a [u64],
 }
 
-/// Where a get puts values.
+/// The destination of the values of a get.
 #[derive(Debug)]
 pub enum ValuesOut<'a> {
     /// Float32, whatever the dtype of the table.
@@ -92,7 +92,7 @@ pub struct PutBatch<'a> {
     pub state: Option<&'a [f32]>,
     /// Write initial state without looking at the stored row.
     pub reset_state: bool,
-    /// What to do with values that are not finite once they are rounded to the table's dtype: NaN,
+    /// The treatment of values that are not finite once rounded to the table's dtype: NaN,
     /// infinity, and what lies beyond the range of float16 or bfloat16.
     pub non_finite: NonFinite,
 }
@@ -108,14 +108,14 @@ pub struct UpdateBatch<'a> {
     pub gradients: &'a [f32],
     /// Learning rate and the like.
     pub hyper: Hyper,
-    /// What to do with NaN and infinite gradients.
+    /// The treatment of NaN and infinite gradients.
     pub non_finite: NonFinite,
     /// The optimizer's step number (1 at the first), `None`: one more than the table's count of
     /// update batches.
     pub step: Option<u64>,
 }
 
-/// What to do with NaN and infinite input.
+/// The treatment of NaN and infinite input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NonFinite {
     /// Refuse the whole call before any row changes; counted.
@@ -127,7 +127,7 @@ pub enum NonFinite {
     Apply,
 }
 
-/// What an update did.
+/// The result of an update.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct UpdateReport {
     /// Distinct rows updated.
@@ -181,7 +181,7 @@ pub struct PinInfo {
     pub bytes: u64,
 }
 
-/// What would be lost by closing without a commit.
+/// The changes that closing without a commit would lose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Uncommitted {
     /// Batches of put, update, modify and delete since the last commit.

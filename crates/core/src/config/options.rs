@@ -230,15 +230,15 @@ impl FromStr for UpkeepScheduler {
     }
 }
 
-/// What a journal file has of changes and commits, at least, when it is replaced.
+/// The least size of changes and commits in a journal file when it is replaced.
 pub const JOURNAL_BYTES_MIN: u64 = 128 << 10;
 
 /// The share of all rows that the top of an lsm has before merges are due, unless options say.
 pub const TOP_SHARE: f64 = 0.1;
-/// What options may say.
+/// The allowed values of the option.
 const TOP_SHARES: RangeInclusive<f64> = 0.01..=0.5;
 
-/// What a store tells an lsm of merges.
+/// A store's settings of merges for an lsm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Merging {
     /// Which partition is merged next.
@@ -275,8 +275,8 @@ pub struct StoreOptions {
     /// 16 pages to 4 MiB; `None` takes 1/64 (under a disk bound 1/512) of what the first table of
     /// the class will hold, at least 256 KiB where `max_disk_bytes` leaves room for that.
     pub segment_bytes: Option<u64>,
-    /// Where the partitions of tables in an lsm lie, apart from the store. The store remembers it;
-    /// then this is where the directory was moved to.
+    /// The directory for partitions of lsm tables, apart from the store. The store remembers it;
+    /// name it again only if the directory was moved.
     pub cold_directory: Option<PathBuf>,
     /// Where regions of new tables on persistent memory lie: a folder on it or on tmpfs, which may
     /// be shared by stores; also where those were moved to that are not where they were made.
@@ -285,7 +285,7 @@ pub struct StoreOptions {
     pub io: IoChoice,
     /// Read neighbouring pages in one request where the device's curve says that it is cheaper.
     pub merge_reads: bool,
-    /// Who leaves the DRAM tier first.
+    /// The policy that chooses which row leaves the DRAM tier first.
     pub policy: PolicyKind,
     /// Most bytes of the budget that the look-ahead window takes, up to a half of it; an eighth
     /// where a cache holds few batches. `None` takes a quarter, or a third of the caches' bytes.
@@ -357,7 +357,7 @@ impl StoreOptions {
         }
     }
 
-    /// What an lsm is told of merges.
+    /// The settings of merges for an lsm.
     pub fn merging(&self) -> Merging {
         let top_share = self.top_share.unwrap_or(TOP_SHARE);
         Merging { picker: self.merge_picker, top_share, filters: self.filters }

@@ -1,4 +1,4 @@
-//! What a table is.
+//! The description of a table.
 
 use crate::error::{Error, Result, bail};
 use crate::init::Initializer;
@@ -75,7 +75,7 @@ const SPARSE_SHARE: u64 = 3;
 /// Most ids of a table that is stored by id.
 pub(crate) const DENSE_IDS_MAX: u64 = u32::MAX as u64;
 
-/// What a table is: fixed when it is created, but for its name and how many ids a dense one has.
+/// The description of a table: fixed at creation, except its name and the number of dense ids.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TableSpec {
     /// Unique name within the store.
@@ -98,7 +98,7 @@ pub struct TableSpec {
     /// How updates round to it. Without effect with float32, whose records do not have it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub rounding: RoundingMode,
-    /// Where its rows live when they are not in memory. Records of tables in a log do not have it.
+    /// The storage of rows that are not in memory. Records of tables in a log do not have it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub storage: StorageKind,
     /// Rows for which a table on persistent memory has room: all its ids unless it says less. A
@@ -236,7 +236,7 @@ impl fmt::Display for TableId {
     }
 }
 
-/// What a store knows of a table.
+/// A store's facts about a table.
 #[derive(Clone, Debug, Serialize)]
 pub struct TableInfo {
     /// Its handle.

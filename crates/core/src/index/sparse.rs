@@ -75,7 +75,7 @@ pub struct SparseIndex {
     partition_bytes: usize,
 }
 
-/// Where a hash leads: its partition, and the full-length tag it has there.
+/// The target of a hash: its partition, and the full-length tag it has there.
 #[derive(Clone, Copy)]
 struct Address {
     partition: usize,

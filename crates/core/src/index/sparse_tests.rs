@@ -275,7 +275,7 @@ fn a_failed_split_changes_nothing() {
     model.check(0..100);
 }
 
-/// What a journal holds, in order.
+/// The contents of a journal, in order.
 enum Event {
     Insert(u64, u32),
     Replace(u64, u32, u32),

@@ -56,7 +56,7 @@ impl Drop for Region {
     }
 }
 
-/// Who may use a buffer.
+/// The state of a buffer: who may use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
@@ -67,10 +67,10 @@ enum State {
     Writing,
 }
 
-/// What is known of a piece.
+/// The state of a piece.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
-    /// Who may use the buffer that begins here. Pieces in which none begins are `Free`.
+    /// The state of the buffer that begins here. Pieces in which none begins are `Free`.
     state: State,
     /// Pieces of the buffer that begins here.
     span: u32,

@@ -99,7 +99,7 @@ fn probe_file(folder: &Folder, flags: OFlags) -> io::Result<File> {
     opened
 }
 
-/// What the first file of the directory tells that is long enough.
+/// The result for the first file of the directory that is long enough.
 fn probe_existing(folder: &Folder, flag: OFlags) -> io::Result<Result<usize, String>> {
     for name in folder.names()? {
         let metadata = match folder.stat(&name) {
@@ -161,7 +161,7 @@ fn try_alignments(
     outcome
 }
 
-/// What the kernel says of the alignment of direct I/O.
+/// The kernel's answer about the alignment of direct I/O.
 enum Told {
     Nothing,
     /// There is no direct I/O for the file.

@@ -55,7 +55,7 @@ pub struct DirectoryMedium {
     make_ring: super::uring::MakeRing,
 }
 
-/// What queues and files had to do without, each said once.
+/// Features that queues and files had to do without, each reported once.
 #[derive(Debug, Default)]
 struct Lacking {
     holes: OnceLock<String>,

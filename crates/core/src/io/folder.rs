@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// Rights of new files, before the umask of the process.
 const MODE: Mode = Mode::from_raw_mode(0o666);
-/// What the kernel shows behind the path of a directory that was removed.
+/// The suffix of the path that the kernel shows for a removed directory.
 const REMOVED: &str = " (deleted)";
 
 /// An open directory.
@@ -131,7 +131,7 @@ impl Folder {
         Ok(Some(format!("{what}, and {there}")))
     }
 
-    /// Where the system says that the directory is, if it does.
+    /// The current path of the directory according to the system, if known.
     fn now_at(&self) -> Option<String> {
         use std::os::fd::AsRawFd;
         let link = format!("/proc/self/fd/{}", self.directory.as_raw_fd());

@@ -18,7 +18,7 @@ use crate::planted::{self, Bug};
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
-/// What names of copies begin with until they take the place of what they are copies of.
+/// The prefix of the names of copies, until they replace their originals.
 const COPY_PREFIX: &str = "own-";
 /// Bytes that are copied at once.
 const PORTION_BYTES: usize = 1 << 20;

@@ -71,7 +71,7 @@ mod armed {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// Where in its operation the process dies.
+    /// The point in its operation at which the process dies.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(super) enum Place {
         Before,

@@ -207,7 +207,7 @@ fn lock(folder: &Arc<Folder>, name: &str, flags: OFlags, kind: i32) -> Result<Lo
     }
 }
 
-/// What to do where the file system does not lock.
+/// The error for a file system that does not lock.
 fn refused(path: &Path, source: io::Error) -> Error {
     let lacks = [libc::EINVAL, libc::ENOLCK, libc::ENOSYS, libc::EOPNOTSUPP];
     if !source.raw_os_error().is_some_and(|code| lacks.contains(&code)) {

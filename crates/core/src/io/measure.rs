@@ -1,4 +1,4 @@
-//! What a device can do: requests per second by request size.
+//! The speed of a device: requests per second by request size.
 //!
 //! The page size of a row class and the merging of neighbouring pages follow this curve, and every
 //! benchmark prints the device's rate beside its own.
@@ -311,7 +311,7 @@ mod tests {
         nanoseconds: Arc<AtomicU64>,
     }
 
-    /// What somebody else's use of a device makes of the time that answers take.
+    /// The effect of another user of the device on the time that answers take.
     #[derive(Clone, Copy, Debug)]
     enum Noise {
         None,

@@ -92,7 +92,7 @@ pub trait FileLock: Send + Sync + Debug {
     fn is_current(&self) -> Result<bool>;
 }
 
-/// What asking for a lock gave.
+/// The result of asking for a lock.
 #[derive(Debug)]
 pub enum Locking {
     /// The lock.
@@ -117,7 +117,7 @@ pub struct FileState {
     pub links: u64,
 }
 
-/// Where files that are mapped lie: regions of rows on persistent memory.
+/// The folders of mapped files: regions of rows on persistent memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionFolders {
     /// The medium's own folder.
@@ -168,15 +168,15 @@ pub trait Medium: Send + Sync + Debug {
     /// A queue of `depth` requests over aligned buffers; of fewer requests when there are fewer
     /// pieces for them, or the system refuses so many.
     fn queue(&self, depth: usize, buffers: Buffers) -> Result<Box<dyn Queue>>;
-    /// What the device can do, of a medium that knows without being measured.
+    /// The device's curve, if the medium knows it without measuring.
     fn known_curve(&self) -> Option<DeviceCurve> {
         None
     }
-    /// What was wanted so far and could not be had, one sentence each, for people.
+    /// Features that were requested but not available, one sentence each, for people.
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }
-    /// Where the directory is; `None` for a simulated one.
+    /// The path of the directory; `None` for a simulated one.
     fn path(&self) -> Option<&Path> {
         None
     }
@@ -192,7 +192,7 @@ pub trait Medium: Send + Sync + Debug {
     fn check_lock(&self) -> Result<()> {
         Ok(())
     }
-    /// Where files that are mapped lie; `None` where none can be.
+    /// The folders of mapped files; `None` if there can be none.
     fn regions(&self) -> Option<RegionFolders> {
         None
     }
@@ -260,7 +260,7 @@ impl Buffers {
     /// What is noted of a request in flight at most, whatever runs it. (Of a ring's entries, which
     /// are a power of two, it may be two of 100 bytes.)
     const REQUEST_NOTES_BYTES: usize = 384;
-    /// What is noted of a piece.
+    /// The memory of the notes about a piece.
     const PIECE_NOTES_BYTES: usize = 16;
 
     /// Buffers of the same length.
@@ -300,7 +300,7 @@ pub type BufferId = usize;
 /// A finished request.
 #[derive(Debug)]
 pub struct Completion {
-    /// What the caller gave with the request.
+    /// The value that the caller gave with the request.
     pub token: u64,
     /// The buffer of the request. A read's buffer belongs to the caller until `release`; a
     /// write's buffer is still acquired, too, until `release`.

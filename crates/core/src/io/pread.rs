@@ -54,7 +54,7 @@ struct Job {
     reply: Arc<Reply>,
 }
 
-/// Where the threads put what one queue asked for.
+/// The place where the threads put the replies for one queue.
 #[derive(Debug, Default)]
 struct Reply {
     done: Mutex<Done>,

@@ -77,12 +77,12 @@ impl RoutedMedium {
         Self { own, apart, prefix, shares_device, syncing: Mutex::new(()) }
     }
 
-    /// Where a new file of this name belongs.
+    /// The directory to which a new file of this name belongs.
     fn home(&self, name: &str) -> &Directory {
         if name.starts_with(self.prefix) { &self.apart } else { &self.own }
     }
 
-    /// Where the file of this name lies, or belongs if there is none.
+    /// The directory that has the file of this name, or to which it would belong.
     fn holder(&self, name: &str) -> Result<&Directory> {
         let home = self.home(name);
         let is_left = std::ptr::eq(home, &self.apart) && !home.has(name)? && self.own.has(name)?;

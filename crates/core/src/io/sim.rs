@@ -54,13 +54,13 @@ pub(crate) const SECTOR_BYTES: usize = 512;
 #[derive(Clone, Debug)]
 pub struct SimMedium {
     device: Arc<Mutex<Device>>,
-    /// What the device has before the names of this directory: nothing, or its name and a slash.
+    /// The device's prefix for the names of this directory: nothing, or its name and a slash.
     folder: Arc<str>,
     /// Files that are mapped. Power cuts leave them as they are, like kills.
     regions: Arc<Regions>,
 }
 
-/// What a simulated device has done since it was made or rebooted.
+/// Counters of a simulated device since it was made or rebooted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SimCounters {
     /// Everything that changes the medium or makes a change durable, in the order done: writes,
@@ -295,7 +295,7 @@ impl SimMedium {
         self.device.lock().replace(&self.on_device(file), offset, bytes);
     }
 
-    /// What was done so far.
+    /// The counters so far.
     pub fn counters(&self) -> SimCounters {
         self.device.lock().counters
     }

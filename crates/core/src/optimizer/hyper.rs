@@ -1,9 +1,9 @@
-//! What may change at every step: learning rate and the like, and what each optimizer accepts.
+//! Hyperparameters, which may change at every step, and which of them each optimizer accepts.
 
 use super::OptimizerKind;
 use crate::error::{Result, bail};
 
-/// What may change at every step. An optimizer reads the fields that name it, and `lr` and
+/// Hyperparameters of a step. An optimizer reads the fields that name it, and `lr` and
 /// `weight_decay` always; the others may hold anything.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hyper {

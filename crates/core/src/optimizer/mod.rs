@@ -150,7 +150,7 @@ impl std::str::FromStr for OptimizerKind {
     }
 }
 
-/// What Adam, AdamW and row-wise Adam count to correct the bias of their moments.
+/// The count that Adam, AdamW and row-wise Adam use to correct the bias of their moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BiasCorrection {
@@ -161,13 +161,13 @@ pub enum BiasCorrection {
     Global,
 }
 
-/// What fixes the width and the first content of a row's state. Stored in the table's record.
+/// The width and the initial content of a row's state. Stored in the table's record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerSpec {
     /// The optimizer.
     pub kind: OptimizerKind,
-    /// What Adam, AdamW and row-wise Adam count; without effect for the others.
+    /// The count that Adam, AdamW and row-wise Adam use; without effect for the others.
     #[serde(default)]
     pub bias_correction: BiasCorrection,
     /// The accumulator of a new row of Adagrad, row-wise Adagrad and FTRL; without effect for the
@@ -281,7 +281,7 @@ enum Rule {
     Ftrl(ftrl::Factors),
 }
 
-/// What corrects the bias of moments: the same for the whole batch, or by each row's own count.
+/// The bias correction of moments: the same for the whole batch, or by each row's own count.
 #[derive(Clone, Debug)]
 enum Bias<T> {
     Global(T),

@@ -21,7 +21,7 @@ pub(super) fn step<const DECAY: bool>(
 pub(super) struct Momentum {
     negative_lr: f32,
     momentum: f32,
-    /// What enters the buffer: `1 - dampening`.
+    /// The factor of a gradient that enters the buffer: `1 - dampening`.
     undampened: f32,
     nesterov: bool,
     weight_decay: f32,

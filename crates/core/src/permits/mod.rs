@@ -37,7 +37,7 @@ pub const UNBOUNDED: u64 = u64::MAX;
 /// How often a thread that waits looks for signals.
 const POLL: Duration = Duration::from_millis(50);
 
-/// What permits counted.
+/// Counters of permits.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct PermitStats {
     /// The bound; None: there is none.
@@ -192,7 +192,7 @@ impl Permits {
         owner: ThreadId,
         poll: &mut dyn FnMut() -> Result<()>,
     ) -> Result<()> {
-        // Who comes last into a circle finds it: the others wait already.
+        // The last to enter a circle finds it: the others wait already.
         if state.is_stuck(self.bound, permit) {
             return Err(stuck(state.owned(owner, permit), self.bound));
         }

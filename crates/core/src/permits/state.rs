@@ -1,4 +1,4 @@
-//! What permits know: which batches are in flight, and which rows of them are deferred.
+//! The state of permits: batches in flight, and which of their rows are deferred.
 //!
 //! Plain data under one lock, so that tests can walk through every order of events. What always
 //! holds: a permit counts in each of its distinct rows; a deferred row of a permit says how many

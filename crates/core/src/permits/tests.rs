@@ -10,7 +10,7 @@ use std::sync::mpsc;
 const ONE: TableId = TableId(0);
 const TWO: TableId = TableId(1);
 
-/// What is known of a permit without any cleverness.
+/// A permit's state in its simplest form.
 #[derive(Clone, Debug, Default)]
 struct Model(BTreeMap<u64, BTreeSet<(TableId, u64)>>);
 

@@ -47,7 +47,7 @@ pub struct DirtyRow<'a> {
     pub words: &'a [f32],
 }
 
-/// What waits beside its row.
+/// The facts that wait beside a row.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     dirty_since: u32,

@@ -1,6 +1,6 @@
-//! What changes, as the journal keeps them, did to rows; and sets of slots to read rows from.
+//! The effect of the journal's changes on rows; and sets of slots to read rows from.
 
-/// What one change did to a row.
+/// The effect of one change on a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowChange {
     /// A copy was written to this slot, by a verb or by upkeep.
@@ -9,7 +9,7 @@ pub enum RowChange {
         table: u16,
         /// The key.
         key: u64,
-        /// Where the copy lies.
+        /// The slot of the copy.
         slot: u32,
     },
     /// The log has no copy any more: the key was deleted, or merged into what lies below.

@@ -118,10 +118,11 @@ impl Random {
     }
 }
 
-/// Runs `test` on a new life of every kind, with several seeds; a failure names both.
-fn each(seeds: u64, test: impl Fn(Life)) {
+/// Runs `test` on a new life of every kind, with several seeds, or as many as `EMBEDROCK_SEEDS`
+/// says; a failure names both.
+fn each(usual: u64, test: impl Fn(Life)) {
     for subject in &SUBJECTS {
-        for seed in 1..=seeds {
+        for seed in 1..=crate::test_extent::seeds(usual) {
             let result = catch_unwind(AssertUnwindSafe(|| test(Life::new(subject, seed))));
             if let Err(panic) = result {
                 let text = panic.downcast_ref::<String>().cloned();
@@ -134,7 +135,7 @@ fn each(seeds: u64, test: impl Fn(Life)) {
 
 #[test]
 fn a_random_life_finds_what_a_plain_map_has() {
-    each(6, |mut life| {
+    each(2, |mut life| {
         for step in 0..1500 {
             life.step();
             if step % 100 == 0 {
@@ -153,7 +154,7 @@ fn a_random_life_finds_what_a_plain_map_has() {
 
 #[test]
 fn rows_that_change_between_find_and_resolve_come_as_they_are_then() {
-    each(4, |mut life| {
+    each(2, |mut life| {
         (0..600).for_each(|_| life.step());
         for _ in 0..20 {
             life.commit(2);
@@ -223,7 +224,7 @@ fn of_table(rows: &Rows, only: Option<u16>) -> Vec<(RowKey, u32)> {
 
 #[test]
 fn a_sweep_gives_every_row_once_as_it_was_when_it_began() {
-    each(4, |mut life| {
+    each(1, |mut life| {
         for _ in 0..12 {
             (0..150).for_each(|_| life.step());
             for only in [None, Some(0), Some(1)] {
@@ -252,7 +253,7 @@ fn a_sweep_gives_every_row_once_as_it_was_when_it_began() {
 
 #[test]
 fn what_a_sweep_kept_is_room_again_when_its_ticket_ends() {
-    each(2, |mut life| {
+    each(1, |mut life| {
         let keys = life.keys();
         let write_all = |life: &mut Life| {
             keys.iter().for_each(|key| life.put(*key));
@@ -285,7 +286,7 @@ fn what_a_sweep_kept_is_room_again_when_its_ticket_ends() {
 
 #[test]
 fn a_full_disk_changes_nothing_and_room_lets_it_go_on() {
-    each(3, |mut life| {
+    each(2, |mut life| {
         (0..600).for_each(|_| life.step());
         if life.subject.is_direct {
             life.fill_a_region();
@@ -335,7 +336,7 @@ fn difference(one: &Rows, other: &Rows) -> BTreeSet<RowKey> {
 
 #[test]
 fn every_kept_commit_is_recovered_from_changes_and_pieces() {
-    each(6, |mut life| {
+    each(2, |mut life| {
         let mut opened = 0;
         for step in 0..2400 {
             life.step();
@@ -375,7 +376,7 @@ fn every_kept_commit_is_recovered_from_changes_and_pieces() {
 
 #[test]
 fn what_kept_commits_have_stays_while_everything_is_written_again() {
-    each(4, |mut life| {
+    each(1, |mut life| {
         for _ in 0..12 {
             for key in life.keys() {
                 if !life.random.one_in(4) {
@@ -400,7 +401,7 @@ fn what_kept_commits_have_stays_while_everything_is_written_again() {
 
 #[test]
 fn a_growing_table_is_recovered_while_it_grows_and_shrinks() {
-    each(3, |mut life| {
+    each(1, |mut life| {
         life.create_table(None, 2600);
         let table = life.tables[4].clone();
         let (mut pieces, mut indexed) = (BTreeSet::new(), BTreeSet::new());
@@ -441,7 +442,7 @@ fn a_growing_table_is_recovered_while_it_grows_and_shrinks() {
 
 #[test]
 fn a_life_goes_on_from_the_last_commit_or_an_earlier_one() {
-    each(6, |mut life| {
+    each(2, |mut life| {
         for round in 0..14 {
             (0..90).for_each(|_| life.step());
             if round == 5 {
@@ -467,7 +468,7 @@ fn a_life_goes_on_from_the_last_commit_or_an_earlier_one() {
 
 #[test]
 fn a_reader_goes_on_to_a_later_commit_and_is_read_meanwhile() {
-    each(6, |mut life| {
+    each(2, |mut life| {
         let mut moves = 0;
         for round in 0..10 {
             (0..40).for_each(|_| life.step());

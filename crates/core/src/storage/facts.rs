@@ -1,4 +1,4 @@
-//! What a store tells a layout of row classes and tables, in words that every layout understands.
+//! The store's facts about row classes and tables, in words that every layout understands.
 
 use crate::config::{Merging, StorageKind};
 
@@ -17,7 +17,7 @@ pub struct ClassFacts {
     pub segment_bytes: u64,
     /// Seed of the store's checksums.
     pub seed: u64,
-    /// What the options of this opening say of merges.
+    /// The settings of merges in the options of this opening.
     pub merging: Merging,
 }
 
@@ -28,7 +28,7 @@ pub struct TableFacts<'a> {
     pub table: u16,
     /// Its name.
     pub name: &'a str,
-    /// What its keys are mixed with.
+    /// The salt with which its keys are mixed.
     pub salt: u64,
     /// Ids of a dense table; `None` for a growing one.
     pub num_embeddings: Option<u64>,

@@ -49,7 +49,7 @@ const LSM_BLOCKS_BYTES: u64 = 16;
 /// Edits and tombstones of an lsm are handed to the journal when they are this long, or sooner.
 const LSM_PORTION_BYTES: usize = 64 << 10;
 
-/// What the index of a new table takes.
+/// The memory of the index of a new table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexMemory {
     /// Bytes from the beginning.
@@ -254,7 +254,7 @@ pub(super) fn change_bytes_beside(kind: StorageKind) -> u64 {
 pub struct DiskNeed {
     /// Beside the store's other files.
     pub own: u64,
-    /// Where files lie that may lie apart.
+    /// The folder of files that may be apart.
     pub apart: u64,
 }
 
@@ -272,7 +272,7 @@ impl std::ops::AddAssign for DiskNeed {
     }
 }
 
-/// What a storage of so many rows needs to work well, all of them written.
+/// The disk bytes that a storage of so many rows needs to work well, all of them written.
 pub fn disk_bytes_for(kind: StorageKind, rows: u64, row_bytes: usize, top_share: f64) -> DiskNeed {
     let bytes = rows as f64 * (row_bytes + ENTRY_BYTES) as f64;
     match kind {

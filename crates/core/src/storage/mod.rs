@@ -54,7 +54,7 @@ pub use traits::{
     StorageTables, StorageUpkeep, StorageWrite, Unit,
 };
 
-/// What a layout asks about rows in DRAM while it moves stored copies.
+/// The questions of a layout about rows in DRAM while it moves stored copies.
 pub trait Residents {
     /// True when DRAM holds a newer row than storage does: the stored copy need not be moved.
     fn is_dirty(&self, table: u16, key: u64) -> bool;

@@ -18,7 +18,7 @@ pub const ENTRY_BYTES: usize = 10;
 /// Smallest and largest page.
 pub const PAGE_BYTES_RANGE: RangeInclusive<usize> = 512..=65_536;
 
-/// Where things lie in the pages of one row class.
+/// The layout of the pages of one row class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageLayout {
     /// Bytes of a page.

@@ -1,4 +1,4 @@
-//! What a pinned commit needs of the files of a row class.
+//! The parts of a row class's files that a pinned commit needs.
 
 use crate::error::{Result, bail};
 use serde::{Deserialize, Serialize};
@@ -56,7 +56,7 @@ impl Parts {
     }
 }
 
-/// What a journal file has to know of a class that begins with the commit at hand.
+/// The facts about a class that a journal file needs which begins with the commit at hand.
 #[derive(Clone, Debug, Default)]
 pub struct Begun {
     /// As the record of a [`Cut`](super::Cut).

@@ -9,7 +9,7 @@ use crate::error::Result;
 pub struct Placement {
     /// Table and key of each row, in the order of the pages in which they are at home.
     pub rows: Vec<(u16, u64)>,
-    /// Where in `rows` each home page ends.
+    /// The end in `rows` of each home page.
     pub page_ends: Vec<u32>,
     /// Where in `replica_rows` each replica page begins, and where the last one ends; none without
     /// replicas.
@@ -18,7 +18,7 @@ pub struct Placement {
     pub replica_rows: Vec<u32>,
 }
 
-/// What a freeze works with.
+/// The input of a freeze.
 #[derive(Clone, Debug)]
 pub struct FreezePlan {
     /// Which rows lie together.

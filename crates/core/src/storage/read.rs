@@ -19,13 +19,13 @@ pub struct PageAddress {
 pub struct Want {
     /// The page.
     pub at: PageAddress,
-    /// Where in it, in the storage's own terms.
+    /// The place in it, in the storage's own terms.
     pub hint: u32,
     /// The miss, by the caller's number.
     pub miss: u32,
 }
 
-/// Where a key is, as far as memory tells.
+/// The place of a key, as far as memory tells.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Found<'a> {
     /// Never written, or deleted.
@@ -53,7 +53,7 @@ pub enum Found<'a> {
     },
 }
 
-/// What a page that has arrived has for a miss.
+/// The result of an arrived page for a miss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Resolved<'p> {
     /// Its row.

@@ -1,10 +1,10 @@
-//! What the layouts say of themselves, and what they are told of room, whatever they are.
+//! Reports of layouts about themselves, and the room that they are told of, for any layout.
 
 use crate::io::File;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a layout has written.
+/// The bytes that a layout has written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     /// Rows that verbs changed.
@@ -15,7 +15,7 @@ pub struct Written {
     pub pages: u64,
 }
 
-/// What merges of a layout did since open, of those whose outcome was taken over.
+/// Counts of a layout's merges since open, of those whose outcome was taken over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MergeCounts {
     /// How many.
@@ -65,7 +65,7 @@ impl MergeCounts {
     }
 }
 
-/// What is stored, and what it took.
+/// The stored rows, and their cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StorageStats {
     /// Bytes of the files of rows.
@@ -80,9 +80,9 @@ pub struct StorageStats {
     pub used_slots: u64,
     /// Bytes of the indexes and what is counted beside them.
     pub index_bytes: u64,
-    /// What was written since open.
+    /// The bytes written since open.
     pub written: Written,
-    /// What merges did since open, where the layout has them.
+    /// The work of merges since open, if the layout has them.
     pub merged: MergeCounts,
 }
 
@@ -106,9 +106,9 @@ impl StorageMemory {
 pub struct Cut {
     /// The file that has to be synced for all of it to be durable.
     pub unsynced: Option<Arc<dyn File>>,
-    /// Where the layout was when the commit before was cut: its own number.
+    /// The layout's position when the commit before was cut: its own number.
     pub began: u64,
-    /// Where it is now.
+    /// Its current position.
     pub position: u64,
     /// Bytes of indexes and `record`: what a new journal file holds of this layout.
     pub index_bytes: u64,
@@ -116,7 +116,7 @@ pub struct Cut {
     pub record: Option<String>,
     /// Into how many parts growing tables are divided, of those for which recovery must know.
     pub partitions: Vec<(u16, u32)>,
-    /// What was written since open.
+    /// The bytes written since open.
     pub written: Written,
 }
 
@@ -129,7 +129,7 @@ pub enum SpaceBound {
     Beside,
 }
 
-/// What a unit of upkeep did.
+/// The work of a unit of upkeep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnitReport {
     /// Pages read back.

@@ -74,7 +74,7 @@ pub fn choose_page(
 ) -> usize {
     let pages = Pages::of(row_bytes, alignment, bounded);
     let Some(curve) = curve else { return pages.usual };
-    // Where a longer request measured faster, somebody else was using the device meanwhile.
+    // If a longer request measured faster, somebody else was using the device meanwhile.
     let rate = |page: usize| {
         let longer = PAGE_SIZES.iter().filter(|size| **size >= page);
         longer.map(|size| 1.0 / curve.cost(*size)).fold(0.0, f64::max)

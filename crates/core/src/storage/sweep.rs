@@ -37,7 +37,7 @@ pub trait Sweep: Any + Send + Sync {
         each: &mut TakeRows<'_>,
     ) -> Result<Option<ReadReport>>;
 
-    /// What `end_read` has to be given when it is over.
+    /// The ticket for `end_read` when it is over.
     fn ticket(&self) -> u64;
 }
 
@@ -57,7 +57,7 @@ pub enum Finding {
     },
 }
 
-/// What a check has looked at.
+/// The amount that a check has looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
     /// Pages read.
@@ -70,7 +70,7 @@ pub struct Checked {
 pub struct Areas {
     /// The file.
     pub file: Arc<dyn File>,
-    /// Where they begin.
+    /// Their begins.
     pub begins: Vec<u64>,
     /// Bytes of each.
     pub area_bytes: u64,

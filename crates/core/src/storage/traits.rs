@@ -98,7 +98,7 @@ pub trait StorageSweeps {
     ) -> Result<Checked>;
 }
 
-/// What was changed since an earlier commit. Only rows that have versions tell.
+/// The changes since an earlier commit. Only rows that have versions tell.
 pub trait StorageChanges {
     /// Hands over what changes of the class, as the journal has them, did to rows, in their order.
     /// Upkeep that moves a row says that it was written.
@@ -168,7 +168,7 @@ pub trait StorageWrite {
     fn shrink_index(&mut self, table: u16, most: usize);
 }
 
-/// What commits and the journal take.
+/// The part of a layout that commits and the journal need.
 pub trait StorageJournal {
     /// Gives everything to the device; the next epoch begins. Changes that wait belong to the epoch
     /// before: they are drained before anything else is written. With `wants_record` it is said,
@@ -363,7 +363,7 @@ pub trait StoragePins {
         Begun::default()
     }
 
-    /// What the commit that was opened needs of the files. Nothing has changed since.
+    /// The files' parts that the opened commit needs. Nothing has changed since.
     fn parts(&self) -> Parts {
         Parts::default()
     }
@@ -451,7 +451,7 @@ pub trait StorageBudget {
     fn memory(&self) -> StorageMemory;
 }
 
-/// What is counted.
+/// Counters.
 pub trait StorageCounts {
     /// Counters, and what is stored.
     fn stats(&self) -> StorageStats;
@@ -526,10 +526,10 @@ pub trait Storage:
 {
 }
 
-/// Who hears of every row that a change names, by table and key.
+/// A callback for every row that a change names, by table and key.
 pub type Hearer<'a> = Option<&'a mut dyn FnMut(u16, u64)>;
 
-/// What becomes the storage of a row class while the journal is replayed, in its order.
+/// The future storage of a row class while the journal is replayed, in its order.
 pub trait StorageRecovery: Any + Send {
     /// Takes a table in, whose id is larger than those before.
     fn table(&mut self, facts: &TableFacts<'_>) -> Result<()>;

@@ -1,11 +1,85 @@
-//! What a store holds in memory: row classes with their cache and log, tables, and the plan that
-//! divides the budget among them.
+//! The contents of a store in memory: row classes with their cache and log, tables, and the plan
+//! that divides the budget among them.
 //!
-//! Lock order: creation of tables, engine (shared by verbs; taken alone to capture a commit, by
-//! plan, modify, delete, new tables and close), unit of upkeep (only tried), class lock (the log),
-//! journal, then one set of the cache. Who holds one class lock, or the journal, only tries
-//! another.
-//! `ARCHITECTURE.md` has the rest.
+//! # Threads
+//!
+//! The engine has no permanent threads except the two of a look-ahead window, which begin with the
+//! first announcement and end with the store. A commit in the background has a thread until it is
+//! over, and recovery has some while it runs. Verbs run on the caller's threads, several at once.
+//! If io_uring is not available, a medium has up to 32 threads that call pread and pwrite
+//! (`io/pread.rs`). Writes "in the background" are requests that the device processes while the
+//! caller continues. In Python, there is one thread per store that reads into arrays of callers
+//! (`ahead/prefetch.py`), and two per pipeline; they call verbs like any other.
+//!
+//! # Locks
+//!
+//! In the order in which they may be taken:
+//!
+//! * **pinning** (`store/mod.rs`, `Inner::pinning`): one pin or unpin at a time. I/O under it:
+//!   reads and writes the index of a commit.
+//! * **plan** (`store/window/mod.rs`, `Shared::plan`): the look-ahead window's knowledge of uses.
+//!   Its thread waits for the lock; callers only try it. I/O under it: writes rows that caches
+//!   evict.
+//! * **creation** (`store/mod.rs`, `Inner::creating`): creating one table and its class at a time;
+//!   dropping, renaming and growing tables. I/O under it: measures the device, while the engine is
+//!   free.
+//! * **engine** (`store/mod.rs`, `Inner::engine`): tables and plan. Shared by verbs and by a commit
+//!   that is being completed; exclusive to capture one, and for plan, modify, delete, new tables
+//!   and close. I/O under it: captures a commit (its state, the flush buffers).
+//! * **writer** (`storage/pmem/region.rs`, `Region::write`): changes of a table on persistent
+//!   memory, from reading to writing back; several are taken in the order of their tables, before
+//!   all class locks. Readers never take it. I/O under it: syncs of a region that is a file on a
+//!   disk.
+//! * **unit** (`Class::unit`): the unit of upkeep of a class that runs without its lock
+//!   (`store/space/upkeep.rs`). Everyone only tries it, except the thread that ends the store. It
+//!   is held while a part of the unit runs; the window's reader holds it without the engine, which
+//!   it never takes then. I/O under it: everything that a unit reads and writes.
+//! * **reader pool** (`store/memory/pool.rs`): idle page readers. Held only to take or return one;
+//!   a borrowed reader is not a lock, but is borrowed *before* the class lock. No I/O.
+//! * **class** (`Class::log`): index, segments, flush buffer, writer and deltas of a row class. The
+//!   holder of one class lock, or of history, only tries another. I/O under it: writes pages, and
+//!   reads them for cleaning and splits, but not for misses.
+//! * **commit under way** (`store/commit/pending.rs`, `CommitGate::phase`): the progress of a
+//!   commit; nothing is taken under it. A thread that waits for its end holds no lock. A thread
+//!   that waits for its record may hold engine (shared) and a class that is closed; before the
+//!   record, the commit's thread never waits for those. No I/O.
+//! * **history** (`store/mod.rs`, `Inner::history`): commits, the open journal. I/O under it:
+//!   appends to the journal.
+//! * **shrinking** (`cache/mod.rs`, `Cache::shrinking`): taking a way from a cache. No I/O.
+//! * **set** (`cache/sets.rs`): metadata and rows of one set; spins, then yields. Never two at
+//!   once. A gather copies without it and checks the set's version. I/O under it: while a commit
+//!   writes a marked row, it rarely waits for a chunk of the log.
+//! * **window** (`store/window/mod.rs`, `Shared::state`): what callers announce, begin and finish,
+//!   and the next group; nothing is taken under it. No I/O.
+//! * **moving** (`storage/pmem/region.rs`, `Region::moving`): keys of a region that move to their
+//!   home bucket, and the begin of a sweep, during which none do. Only locks of the region's
+//!   buckets are taken under it. I/O as for the writer.
+//! * **permits** (`permits/mod.rs`, `Permits::state`): batches in flight and the rows they touch;
+//!   nothing is taken under it. No I/O.
+//! * **leaves**: the poison message; the pinned commits (`Inner::pins`); a store's lock and hold;
+//!   jobs and replies of `io/pread.rs`; the simulated device.
+//!
+//! The thread that completes a commit takes the engine by `read_recursive`, because verbs may wait
+//! for it while another thread waits to be alone. Python's GIL is released before any of these is
+//! taken.
+//!
+//! Atomics other than relaxed counters: `Inner::poisoned`, `Class::phase`, `Inner::writing`
+//! (release when set, acquire when read), `Class::reserved_rows` (release when a reservation ends,
+//! acquire when read) and the lock word of a set.
+//!
+//! # Forks and processes
+//!
+//! A store remembers its process. A child gets `Forked` from every call before a lock is taken
+//! (`Inner::check_call`, which also refuses calls of the function that `modify` runs) and frees
+//! nothing (`Guarded`). Row arenas and I/O buffers are not inherited (`MADV_DONTFORK`). Static
+//! state is atomic, so a child that is forked while others open and commit can open stores itself.
+//! (In a Rust program one lock of the standard library remains: a child forked at the moment in
+//! which another thread starts cannot start threads.)
+//!
+//! Between processes there are `lock` and the `hold-*` files (`docs/formats/head-and-holds.md`).
+//! Locks go through `Medium::lock`; `io/lock.rs` has the descriptors that a child closes at the
+//! fork. In Python, a process that reopens a store which it already has open to write gets the same
+//! handle (`python/embedrock/store/registry.py`).
 
 use super::journal::{ChangeOf, ClassRecord, JournalFile, TableRecord};
 use super::memory::budget::{self, ClassPlan, WAYS, divide};

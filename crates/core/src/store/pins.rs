@@ -9,6 +9,17 @@
 //! A reader holds its commit before it looks whether that still has its name; the writer takes the
 //! name away first and then looks for holds. So a commit that was unpinned stays, without a name,
 //! until its readers are gone.
+//!
+//! # How a pin runs
+//!
+//! `Store::pin` opens the commit as a reader does, which holds it, and writes its index to `pin-…`
+//! (`pins/write.rs`): a journal file of one commit. Verbs and commits continue. Then it takes the
+//! engine alone: `StoragePins::pin` tells each class which segments and partitions stay, and `pins`
+//! (`store/files/pins.rs`) gets the name. `unpin` removes the name and then looks for holds;
+//! `release_unpinned` drops commits that have neither, also after each commit. Opening reads `pins`
+//! and tells the classes again; a commit that only a pin keeps is recovered from its file alone
+//! (`recover_pinned`). The first change after going back to one begins a journal with that file
+//! (`commit/from_pin.rs`), and `survey` starts there.
 
 mod write;
 

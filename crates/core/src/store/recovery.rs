@@ -4,6 +4,45 @@
 //! file whose cycle was complete at the oldest kept commit. Files are scanned at once, and a second
 //! thread reads and checks ahead of the replay. Never writes; what a crashed epoch left behind is
 //! cut off later, before the first write.
+//!
+//! # How a store opens
+//!
+//! `Store::open` (`store/open.rs`) opens the directory (`DirectoryMedium::open` finds out what the
+//! kernel and the file system allow), takes the `WriterLock` and reads the superblock. A reader
+//! takes a `Hold` on the commit instead (`store/unheld.rs` if it may not). If the store has a cold
+//! directory, `cold::join` (`store/cold.rs`) puts a `RoutedMedium` over both; a new or moved one is
+//! recorded (`Notes::write`) after everything below has succeeded. Then `recover` reads the journal
+//! twice:
+//!
+//! 1. `survey` (`recovery/survey.rs`) finds the commits, and the places where cycles of pieces were
+//!    complete; files are scanned in parallel. A commit behind damage, a head beyond the last
+//!    commit, or files that no commit explains (`leftovers.rs`) are `Corrupt`. `Survey::whole`
+//!    determines the kept commits from the last record and the head (`head.rs`).
+//! 2. The target is the commit of `step`, or the last one. `Replay` starts in the newest file that
+//!    was complete at the oldest kept commit, and hands every record to its class, in a log a
+//!    `LogRecovery` (`storage/log/recovery.rs`): table records make empty indexes, `piece` loads
+//!    pieces, and `changes` applies deltas and notes which outdated copies kept commits still have.
+//!    It stops at the target's record.
+//! 3. `build` makes the classes, each from `StorageRecovery::finish`. In a log, the header of the
+//!    file is checked, `count_copies` counts newest and retained copies per segment, and segments
+//!    without any are free. `Fillings` has followed the deltas too, and gives the lowest sequence
+//!    that pages of each segment may have.
+//! 4. `Inner::plan` divides the budget (`store/memory/budget.rs`) and builds caches and readers;
+//!    each log makes buffers of its share (`storage/log/demand.rs`).
+//!
+//! Pages of an uncommitted epoch are in segments that the recovered counts call free, and are
+//! overwritten. `prepare_writing` cuts the journal's tail before the first change; until then, a
+//! store that is only read stays as it is. Opening at an earlier step works alike. Later commits
+//! are given up at the first change (`store/commit/first_write.rs`): the head is made durable
+//! first, because it alone remembers what they had dropped. A commit whose sync may have failed is
+//! written again before that.
+//!
+//! A refreshed reader (`store/refresh.rs`) copies its indexes, part by part beside the verbs
+//! (`StorageRefresh`), and replays the journal after its commit on the copy. Rows that a delta
+//! names leave the cache, and so do rows that were admitted since (`cache/arrivals.rs`); all others
+//! stay. Then the copy takes the place of what was read, and verbs wait only for that. If anything
+//! fails earlier, the reader stays where it was. A reader that goes back recovers the whole index,
+//! with an empty cache.
 
 mod survey;
 

@@ -1,6 +1,5 @@
 //! What the integration tests share: a generator of decisions, a model that recomputes every row,
 //! and children that run a part of a test in a process of their own.
-#![allow(dead_code, reason = "each test file uses a part of this module")]
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
 pub(crate) mod promises;
@@ -204,7 +203,7 @@ impl Model {
     }
 }
 
-/// Runs the test function `role` of this test file in a process of its own, with `path` as its
+/// Runs the test function `role` (`locks::writer`) in a process of its own, with `path` as its
 /// store. The function is ignored elsewhere: it is no test, and would count as one that passes.
 /// The child reads its part from `child_path`; without it the function does nothing.
 pub(crate) fn spawn(role: &str, path: &Path, more: &[(&str, &str)]) -> Running {

@@ -31,7 +31,7 @@ pub(super) struct Part {
     /// How many rows go to the left: whole pages.
     pub(super) left: usize,
     pub(super) edges: Range<usize>,
-    /// Where the pins of its rows are.
+    /// The places of its rows' pins.
     pub(super) pins: Range<usize>,
     fanout: Fanout,
     /// The expected fanout before the first pass.
@@ -79,7 +79,7 @@ impl Part {
     }
 }
 
-/// What is known of the edges of a level: of each, its rows, and its rows on the right.
+/// The sums for the edges of a level: for each, its rows, and its rows on the right.
 #[derive(Debug, Default)]
 pub(super) struct EdgeSums {
     pub(super) total: Vec<u32>,
@@ -294,7 +294,7 @@ impl<'a> Levels<'a> {
         Ok(true)
     }
 
-    /// What a side is worth, by the pages that will be made of a part.
+    /// The value of a side, by the pages that will be made of a part.
     fn curves(&self) -> Vec<(usize, Curve)> {
         let mut curves = Vec::<(usize, Curve)>::new();
         for part in &self.parts {
@@ -406,7 +406,7 @@ pub(super) fn edges_of(parts: &[Part]) -> Range<usize> {
     parts[0].edges.start..parts[parts.len() - 1].edges.end
 }
 
-/// What a task writes: its parts, and their stretches of the level's memory.
+/// The output of a task: its parts, and their stretches of the level's memory.
 struct View<'a> {
     parts: &'a mut [Part],
     first_row: usize,
@@ -416,7 +416,7 @@ struct View<'a> {
     need: &'a mut [[f32; 2]],
 }
 
-/// What all tasks of a pass read.
+/// The input of all tasks of a pass.
 struct Shared<'a> {
     threads: usize,
     pass: usize,
@@ -428,7 +428,7 @@ struct Shared<'a> {
 }
 
 impl Shared<'_> {
-    /// What decides which pairs of a part stay, which begins at this place; None if all go.
+    /// The seed that decides which pairs of the part at this place stay; None if all go.
     fn seed_of(&self, first: usize) -> Option<u64> {
         (!self.exchange_all).then_some(self.seed ^ first as u64)
     }

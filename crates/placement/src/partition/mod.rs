@@ -23,7 +23,7 @@ use crate::random::Random;
 use crate::trace::Queries;
 use level::Levels;
 
-/// What a bisection makes small.
+/// The quantity that a bisection minimises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Objective {
     /// Σ over sides of 1 - (1 - p)^n for n rows of a query on a side, p = 0.5: the paper's.
@@ -52,7 +52,7 @@ pub enum Start<'a> {
 pub struct PartitionOptions<'a> {
     /// Rows of a full page.
     pub rows_per_page: usize,
-    /// What a bisection makes small.
+    /// The quantity that a bisection minimises.
     pub objective: Objective,
     /// The most passes on one level.
     pub passes_max: usize,
@@ -66,7 +66,7 @@ pub struct PartitionOptions<'a> {
     pub seed: u64,
     /// Threads that work, the caller's among them.
     pub threads: usize,
-    /// What a pin of each row counts, from 0 to 1: for example its chance to miss a cache.
+    /// The weight of each row's pins, from 0 to 1: for example its chance to miss a cache.
     /// *Shape*: (num_rows,). Without weights each pin counts 1. Rows of little weight go wherever
     /// there is room, and hold nothing in place: weights above a half are steadier.
     pub weights: Option<&'a [f32]>,
@@ -97,7 +97,7 @@ impl PartitionOptions<'_> {
     }
 }
 
-/// How far a partition is, after a pass.
+/// The progress of a partition, after a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The level, from 0 on, and how many there are at most.
@@ -113,7 +113,7 @@ pub struct Progress {
     pub pages: u64,
 }
 
-/// What a caller wants after it has seen the progress.
+/// The caller's decision after it has seen the progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// To go on.

@@ -17,7 +17,7 @@ pub(super) struct Pins<'a> {
     pub(super) starts: &'a [usize],
     pub(super) lens: &'a [u32],
     pub(super) pins: &'a [u32],
-    /// What a pin of the row counts, where rows have weights.
+    /// The weight of a pin of the row, if rows have weights.
     pub(super) weights: Option<&'a [u32]>,
 }
 
@@ -29,7 +29,7 @@ impl<'a> Pins<'a> {
     }
 }
 
-/// What the rows of edges add up to: all of them, and those on the right side.
+/// The sums of the rows of edges: all of them, and those on the right side.
 #[derive(Clone, Copy)]
 pub(super) struct Sums<'a> {
     pub(super) total: &'a [u32],
@@ -60,10 +60,10 @@ impl Curve {
     }
 }
 
-/// What a pass over edges adds up.
+/// The sums of a pass over edges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fanout {
-    /// What a cut should make small, in 2^-20 of a page.
+    /// The quantity that a cut should minimise, in 2^-20 of a page.
     pub(super) expected: u64,
     /// Sides with a row of the query, over all queries.
     pub(super) sides: u64,

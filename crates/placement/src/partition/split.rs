@@ -12,14 +12,14 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 /// In place of the number of an edge: the half has none of it.
 const DROPPED: u32 = u32::MAX;
 
-/// What becomes of one half of a part.
+/// The future of one half of a part.
 #[derive(Clone, Debug)]
 struct Half {
     rows: Range<usize>,
     /// One page or less: it is not cut again.
     is_page: bool,
     edges: Range<usize>,
-    /// Where the pins of its first row are, and where those of its last one end.
+    /// The begin of its first row's pins, and the end of its last row's.
     pins: Range<usize>,
 }
 
@@ -242,7 +242,7 @@ fn carry_totals(
     }
 }
 
-/// Where the rows of a cut come from.
+/// The source of the rows of a cut.
 struct Source<'a> {
     order: &'a [u32],
     side: &'a [bool],
@@ -253,7 +253,7 @@ struct Source<'a> {
     rows_per_page: usize,
 }
 
-/// Where they go: stretches that begin with the row at `first_row`, and the pin at `first_pin`.
+/// Their target: stretches that begin with the row at `first_row`, and the pin at `first_pin`.
 struct Target<'a> {
     first_row: usize,
     first_pin: usize,

@@ -23,7 +23,7 @@ use std::collections::BinaryHeap;
 const BATCH_MAX: usize = 64;
 /// With more rows of a query in a page, marks are faster than a search among their pages.
 const FEW_ROWS: u32 = 16;
-/// What the only row of a page counts for a base that is alone, too.
+/// The count of the only row of a page for a base that is alone, too.
 const COUNT_ONE: u64 = 1 << 20;
 
 /// Replica pages by residual greedy, the best first. There are fewer than the ratio allows if no
@@ -78,7 +78,7 @@ pub(super) fn best_of(
     Ok(pages)
 }
 
-/// Where replica pages come from, each known by a number.
+/// The source of replica pages, each known by a number.
 trait Source: Sync {
     /// The page of a number, by the covers of this moment.
     fn page(&self, number: u32, covers: &Covers<'_>, scratch: &mut Scratch) -> Vec<u32>;
@@ -193,7 +193,7 @@ struct Covers<'a> {
     inverse: Inverse,
     /// The page that serves each pin.
     served_by: Vec<u32>,
-    /// Where the pins of each query begin.
+    /// The begin of each query's pins.
     starts: Vec<usize>,
     /// Home pages, and replica pages there may be, and are.
     home_pages: usize,

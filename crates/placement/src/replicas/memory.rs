@@ -1,4 +1,4 @@
-//! What the search for replica pages allocates.
+//! The memory that the search for replica pages allocates.
 
 use super::ReplicaOptions;
 use super::others::PARTITIONS;

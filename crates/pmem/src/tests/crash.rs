@@ -112,7 +112,7 @@ fn cut_everywhere(geometry: Geometry, ops: &[Op], seed: u64) -> usize {
                 images += 1;
             }
         }
-        // What the call has acknowledged is durable, whatever else is not.
+        // Acknowledged changes are durable, whatever else is not.
         for image in contents.images(&mut random, 20) {
             verify_either(&open(&image), &after, &after);
         }

@@ -18,7 +18,7 @@ fn keys_of(version: u64) -> Vec<u64> {
     (0..KEYS).filter(|key| key % GROUPS == version % GROUPS).map(|key| key << 33).collect()
 }
 
-/// What the killed process does; a test that does nothing in any other.
+/// The work of the killed process; a test that does nothing in any other.
 #[test]
 fn child() {
     let Some(path) = std::env::var_os(REGION) else { return };
@@ -67,7 +67,7 @@ fn what_a_killed_process_has_acknowledged_is_there() {
         }
         child.kill().expect("kill");
         child.wait().expect("wait");
-        // What it said before it was killed.
+        // The process's output before it was killed.
         last = acknowledged.last().unwrap_or(wanted).max(wanted);
         let rows = Rows::open(&path).expect("open");
         let checked = rows.check().expect("nothing is damaged");

@@ -70,7 +70,7 @@ pub(super) fn verify_slots(rows: &Rows<impl Medium>, keys: impl Iterator<Item = 
     let all = rows.geometry().row_slots;
     let mut free = Vec::new();
     let count = all as usize - seen.len();
-    // What the last calls replaced is free once nobody reads.
+    // Rows that the last calls replaced are free once nobody reads.
     rows.slab.give_back(0, &[], Vec::new(), 0, &rows.readings);
     let waiting = rows.slab_use().waiting;
     assert_eq!(waiting, 0, "nobody reads");

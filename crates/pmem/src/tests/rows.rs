@@ -59,7 +59,7 @@ fn a_region_that_is_full_names_its_sizes_and_the_way_out() {
     verify(&Rows::open(&path).expect("open"), &model);
 }
 
-/// What a killed process leaves: the file as it is while the region is open.
+/// The remains of a killed process: the file as it is while the region is open.
 fn killed(path: &Path) -> Rows<Mapped> {
     let copy = path.with_extension("killed");
     std::fs::copy(path, &copy).expect("copy");
@@ -245,7 +245,7 @@ fn a_region_with_a_damaged_index_is_not_resized() {
         assert!(!to.exists());
         flip();
     }
-    // What a crash leaves is named.
+    // The remains of a crash are named.
     let unfinished = folder.path().join("larger.unfinished");
     std::fs::write(&unfinished, "cut off").expect("write");
     let error = resize(&path, &to, 2000).expect_err("unfinished");

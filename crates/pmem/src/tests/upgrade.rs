@@ -10,7 +10,7 @@ use crate::shadow::{Contents, Event, Random, Shadow};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// What a build of version 1 leaves of keys 1 to 40, some of them displaced, without 5 and 6.
+/// A region of version 1 with keys 1 to 40, some of them displaced, without 5 and 6.
 fn version_1(geometry: Geometry) -> (Vec<u64>, HashMap<u64, u64>) {
     let shadow = Shadow::new(&vec![0; geometry.bytes() / 8]);
     let rows = Rows::format(Arc::clone(&shadow), geometry).expect("format");

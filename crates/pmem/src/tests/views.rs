@@ -106,15 +106,15 @@ fn a_writer_without_slots_waits_for_lent_rows_and_is_refused_only_if_they_stay()
     std::thread::scope(|scope| {
         let begin = Instant::now();
         let waiting = scope.spawn(|| rows.put(&[7], &row(7, 10)));
-        std::thread::sleep(Duration::from_millis(50));
-        // Others read and lend meanwhile.
-        assert_eq!(get_one(&rows, 7), Some(row(7, 9)));
-        drop(rows.views(&[7]).expect("no damage").expect("room"));
-        assert_eq!(bytes_of(&views, 7), Some(row(7, 1)));
         while !views.is_wanted() {
             assert!(begin.elapsed() < Duration::from_secs(4), "nobody waits");
             std::thread::sleep(Duration::from_millis(1));
         }
+        // Others read and lend meanwhile.
+        assert_eq!(get_one(&rows, 7), Some(row(7, 9)));
+        drop(rows.views(&[7]).expect("no damage").expect("room"));
+        assert_eq!(bytes_of(&views, 7), Some(row(7, 1)));
+        assert!(views.is_wanted() && !waiting.is_finished(), "the writer waits for what is lent");
         drop(views);
         waiting.join().expect("thread").expect("slots are free again");
         assert!(begin.elapsed() < Duration::from_secs(5));

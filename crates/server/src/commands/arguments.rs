@@ -113,7 +113,7 @@ pub(super) fn step(text: &[u8]) -> Result<u64, Refusal> {
     })
 }
 
-/// What to do with rows that are not finite.
+/// The treatment of non-finite rows.
 pub(super) fn non_finite(text: &[u8]) -> Result<NonFinite, Refusal> {
     match text.to_ascii_lowercase().as_slice() {
         b"refuse" => Ok(NonFinite::Refuse),

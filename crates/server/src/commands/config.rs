@@ -139,7 +139,7 @@ mod tests {
         ] {
             assert_eq!(matches(pattern.as_bytes(), name), is_one, "{pattern} {name}");
         }
-        // What takes exponential time by trying all ways.
+        // Patterns that take exponential time if all ways are tried.
         let pattern = "*a".repeat(200) + "b";
         assert!(!matches(pattern.as_bytes(), &"a".repeat(2000)));
     }

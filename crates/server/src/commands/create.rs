@@ -14,7 +14,7 @@ use serde_json::Value;
 /// Initial values of a table for which nothing else is asked: from minus this number to this one.
 const UNIFORM: f32 = 0.05;
 
-/// What a client asks a table to be. What it leaves out is as it is stored, or usual.
+/// A client's request for a table. Parts that it omits are as stored, or the defaults.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Asked {

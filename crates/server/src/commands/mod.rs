@@ -25,7 +25,7 @@ use crate::shared::Shared;
 use crate::timer::{Job, Task};
 use routing::Named;
 
-/// What a command does: a reply is in the output, or will be; or why there is none.
+/// The outcome of a command: a reply is in the output, or will be; or a refusal.
 type Outcome = Result<(), Refusal>;
 
 /// A command as `COMMAND` describes it.
@@ -40,7 +40,7 @@ pub(crate) struct Command {
 }
 
 impl Command {
-    /// Where the keys of a request of so many arguments are.
+    /// The places of the keys in a request of so many arguments.
     fn places_of_keys(&self, arguments: usize) -> impl Iterator<Item = usize> + use<> {
         let (first, last, step) = self.keys;
         let last = if last < 0 { arguments as i64 + last } else { last };

@@ -54,7 +54,7 @@ pub(crate) struct Queue {
     part: Part,
     bytes: Vec<u8>,
     arguments: Vec<Range<u32>>,
-    /// Where the arguments of each request end.
+    /// The ends of the arguments of each request.
     ends: Vec<usize>,
     /// Whether a request was refused: none of them will run.
     has_failed: bool,

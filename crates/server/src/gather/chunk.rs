@@ -4,7 +4,7 @@ use super::{Piece, RowViews};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a chunk takes beside its bytes.
+/// The memory of a chunk beside its bytes.
 const CHUNK_BYTES: usize = 96;
 const WORD_BYTES: usize = size_of::<u64>();
 
@@ -101,7 +101,7 @@ impl Chunk {
         }
     }
 
-    /// Where the bytes behind the first `skip` lie.
+    /// The pieces of the bytes after the first `skip`.
     pub(crate) fn pieces(&self, skip: usize) -> impl Iterator<Item = Piece<'_>> {
         let bytes = self.as_bytes().map(|bytes| &bytes[skip..]).filter(|bytes| !bytes.is_empty());
         let views = self.views().map(|views| views.pieces(skip));

@@ -92,10 +92,10 @@ impl<'a> Message<'a> {
 /// A ring for sends without a copy, and what they hold.
 pub(crate) struct ZeroCopy<H> {
     ring: IoUring,
-    /// What the kernel may still read, by the number of the send, and whether that sent anything.
+    /// Data the kernel may still read, by the number of the send, and whether that sent anything.
     flights: Vec<Option<(H, bool)>>,
     free: Vec<usize>,
-    /// What it reads no more and nobody has taken back.
+    /// Data that the kernel no longer reads, and nobody has taken back.
     landed: Vec<H>,
     /// The ring has failed amid a call, and takes no more.
     is_broken: bool,
@@ -143,7 +143,7 @@ impl<H> ZeroCopy<H> {
         (self.sent, self.copied)
     }
 
-    /// What the kernel may still read.
+    /// Data that the kernel may still read.
     pub(crate) fn in_flight(&self) -> impl Iterator<Item = &H> {
         self.flights.iter().flatten().map(|(held, _)| held)
     }
@@ -153,7 +153,7 @@ impl<H> ZeroCopy<H> {
         self.flights.iter_mut().flatten().map(|(held, _)| held)
     }
 
-    /// What it reads no more, and that was not reaped.
+    /// Data that it no longer reads, and that was not reaped.
     pub(crate) fn landed_mut(&mut self) -> impl Iterator<Item = &mut H> {
         self.landed.iter_mut()
     }
@@ -265,7 +265,7 @@ impl<H> ZeroCopy<H> {
 
 impl<H> Drop for ZeroCopy<H> {
     fn drop(&mut self) {
-        // What the kernel may still send is left to it, to stay as it is.
+        // Data that the kernel may still send is left to it, unchanged.
         self.flights.drain(..).flatten().for_each(std::mem::forget);
     }
 }

@@ -74,7 +74,7 @@ impl Flight {
     }
 }
 
-/// What all threads have lent.
+/// The loans of all threads.
 #[derive(Default)]
 pub(crate) struct Loans {
     rings: Mutex<Vec<Weak<Ring>>>,
@@ -113,7 +113,7 @@ fn tend(ring: &Ring) -> usize {
     let mut ring = ring.lock();
     // A later send may have learnt that an earlier one has ended, before its thread has.
     ring.landed_mut().for_each(Flight::give_back);
-    // What the kernel tells of others is left for their thread, which it wakes.
+    // Completions for others are left to their thread, which the kernel wakes.
     if !ring.in_flight().any(|flight| flight.is_late(Duration::ZERO)) {
         return 0;
     }

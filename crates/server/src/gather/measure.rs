@@ -1,4 +1,4 @@
-//! What each mode costs: replies of some rows over loopback, in turns.
+//! The cost of each mode: replies of some rows over loopback, in turns.
 
 use super::{Chunk, Gatherer, RowSource, RowViews, Views};
 use crate::output::Output;
@@ -25,9 +25,9 @@ const POOL_BYTES: usize = 8 << 20;
 /// Is told keys and the bytes of their rows.
 pub type Check<'a> = dyn Fn(&[u64], &[u8]) + Sync + 'a;
 
-/// What is to be measured.
+/// The pull to measure.
 pub struct Pull<'a> {
-    /// Where the rows are.
+    /// The source of the rows.
     pub source: &'a dyn RowSource,
     /// Bytes of a row, whole float32 values.
     pub row_bytes: usize,
@@ -41,7 +41,7 @@ pub struct Pull<'a> {
     pub check: Option<&'a Check<'a>>,
 }
 
-/// What a pull costs, medians.
+/// The cost of a pull, medians.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     /// From the request to the last byte of the reply.
@@ -52,7 +52,7 @@ pub struct Cost {
     pub copied: f64,
 }
 
-/// What a pull costs in each mode.
+/// The cost of a pull in each mode.
 #[derive(Clone, Copy, Debug)]
 pub struct Costs {
     /// Rows are copied into the reply, and by the kernel.

@@ -61,7 +61,7 @@ impl RowViews for embedrock_core::RowViews {
     }
 }
 
-/// Where rows lie.
+/// The place of rows.
 pub trait RowSource: Sync {
     /// The rows of keys, each verified, or why they cannot be lent: `keys (N,)`. `None` where too
     /// much is lent already; then they are copied.
@@ -71,7 +71,7 @@ pub trait RowSource: Sync {
     fn copy(&self, keys: &[u64], rows: &mut [u8]) -> io::Result<()>;
 }
 
-/// What a thread sends with.
+/// The senders of a thread.
 #[derive(Default)]
 pub(crate) struct Gatherer {
     zero_copy: Option<Arc<Ring>>,
@@ -96,7 +96,7 @@ impl Gatherer {
         }
     }
 
-    /// What is readable when [`land`](Self::land) has something to do.
+    /// The descriptor that is readable when [`land`](Self::land) has something to do.
     pub(crate) fn descriptor(&self) -> Option<RawFd> {
         self.zero_copy.as_ref().map(|ring| ring.lock().descriptor())
     }

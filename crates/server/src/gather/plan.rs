@@ -29,7 +29,7 @@ pub enum Mode {
     ZeroCopy,
 }
 
-/// What a server is told of it.
+/// The user's choice for a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gather {
     /// To measure, when it starts, and to take what costs least processor time.
@@ -58,7 +58,7 @@ impl Gather {
         }
     }
 
-    /// What a name says. *Errors*: `Misuse` for one that says nothing.
+    /// The choice of this name. *Errors*: `Misuse` for an unknown one.
     pub fn of_name(name: &str) -> Result<Self> {
         let all = [Mode::Copy, Mode::Vectored, Mode::ZeroCopy].map(Self::Fixed);
         let found = [Self::Auto].into_iter().chain(all).find(|one| one.name() == name);
@@ -69,7 +69,7 @@ impl Gather {
     }
 }
 
-/// What a server does.
+/// The modes that a server uses.
 pub(crate) struct Plan {
     fixed: Option<Mode>,
     /// Bytes of a row, and what a reply of 500 of them is sent with: ascending.
@@ -191,7 +191,7 @@ fn pays(copy: &Cost, other: &Cost) -> bool {
     other.cpu_seconds <= copy.cpu_seconds * GAIN && other.seconds <= copy.seconds
 }
 
-/// What is cheapest of what can be done with a copy in the reply.
+/// The cheapest mode among those with a copy in the reply.
 fn best(costs: &Costs) -> Mode {
     match &costs.lent_reply {
         Some(cost) if pays(&costs.copy, cost) => Mode::ZeroCopy,
@@ -199,7 +199,7 @@ fn best(costs: &Costs) -> Mode {
     }
 }
 
-/// What is cheapest for rows that can be lent; `Copy` also where that is to lend the reply.
+/// The cheapest mode for rows that can be lent; `Copy` also if that is to lend the reply.
 fn best_lent(costs: &Costs) -> Mode {
     let ways = [
         (Mode::Copy, costs.lent_reply),

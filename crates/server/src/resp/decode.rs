@@ -21,7 +21,7 @@ const INLINE_MAX: usize = 64 << 10;
 /// Least bytes of an argument with its length: `$0\r\n\r\n`.
 const ARGUMENT_BYTES_MIN: usize = 6;
 
-/// What a request may have.
+/// The limits of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Bytes of a whole request; below 4 GiB.
@@ -32,7 +32,7 @@ pub(crate) struct Limits {
     pub(crate) skipped_bytes: usize,
 }
 
-/// What came of some bytes.
+/// The result of decoding some bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Decoded {
     /// Nothing yet.
@@ -45,7 +45,7 @@ pub(crate) enum Decoded {
     Refused(usize, String),
 }
 
-/// What a request has more of than it may.
+/// The limit that a request exceeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Excess {
     Bytes,
@@ -54,7 +54,7 @@ enum Excess {
 }
 
 impl Excess {
-    /// What is said of a request of so many bytes.
+    /// The error for a request of so many bytes.
     fn words(self, bytes: impl fmt::Display, limits: &Limits) -> String {
         let (came, most) = match self {
             Self::Bytes => (format!("{bytes} bytes"), limits.frame_bytes),
@@ -74,7 +74,7 @@ impl fmt::Display for ProtocolError {
     }
 }
 
-/// What the next bytes are.
+/// The kind of the next bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
     /// The first byte of a request.

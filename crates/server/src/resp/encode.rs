@@ -85,7 +85,7 @@ impl<'a> Writer<'a> {
         self.bytes.extend(b"\r\n");
     }
 
-    /// What precedes so many bytes; `\r\n` has to follow them.
+    /// The header of so many bytes; `\r\n` has to follow them.
     pub(crate) fn bulk_header(&mut self, length: usize) {
         self.header(b'$', length);
     }

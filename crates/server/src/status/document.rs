@@ -23,7 +23,7 @@ pub(super) struct Document<'a> {
     server: Server,
     /// Why the server does not do all that it should.
     problem: Option<String>,
-    /// What whoever runs the server should know: that its certificate is about to expire.
+    /// A warning for the operator: that the certificate is about to expire.
     warning: Option<String>,
     connections: Connections,
     requests: Requests,
@@ -155,7 +155,7 @@ struct Table<'a> {
     optimizer: &'static str,
 }
 
-/// What was last seen of the store.
+/// The last sample of the store.
 pub(super) struct Seen {
     pub(super) unix_s: f64,
     pub(super) stats: Stats,

@@ -1,4 +1,4 @@
-//! What happened in the last minutes: samples at regular times, in a ring.
+//! The last minutes: samples at regular times, in a ring.
 
 use crate::latency::{Counts, quantile};
 use embedrock_core::io::DeviceCurve;

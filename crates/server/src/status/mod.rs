@@ -25,7 +25,7 @@ pub(crate) const PAGE_POLICY: &str = "default-src 'none'; \
     connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; \
     frame-ancestors 'none'";
 
-/// What the last looks have seen.
+/// The results of the last samples.
 #[derive(Default)]
 pub(crate) struct Status(Mutex<Looks>);
 

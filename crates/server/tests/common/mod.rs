@@ -1,5 +1,4 @@
 //! A filled store, and a client that speaks the protocol.
-#![allow(dead_code, reason = "each file of tests uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
 use embedrock_core::config::{Memory, StoreOptions, TableSpec};

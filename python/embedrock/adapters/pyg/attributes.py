@@ -95,7 +95,7 @@ class Attribute:
             )
 
     def places(self, ids: Ids, named: str) -> Ids:
-        """Where the rows of these ids are. Errors: ``KeyRangeError``."""
+        """The places of the rows of these ids. Errors: ``KeyRangeError``."""
         if self.index is None:
             size = None if self.grows else self.shape[0]
             if size is not None and len(ids) and not 0 <= ids.min() <= ids.max() < size:

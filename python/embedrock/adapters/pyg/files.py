@@ -35,7 +35,7 @@ class Directory:
             self.path.mkdir(parents=True, exist_ok=True)
 
     def read(self) -> list[dict[str, Any]]:
-        """What was listed last, or nothing. Errors: ``CorruptError``."""
+        """The last list, or an empty one. Errors: ``CorruptError``."""
         if not self._list.exists():
             return []
         with file_errors(f"reading {self._list}"):

@@ -189,6 +189,6 @@ def _largest(ids: Tensor, told: int | None, place: int) -> int:
 
 def _check_pointers(pointers: Tensor, edges: int, name: str) -> None:
     if len(pointers) == 0 or int(pointers[0]) != 0 or int(pointers[-1]) != edges:
-        raise MisuseError(f"{name} goes not from 0 to the number of edges, {edges}")
+        raise MisuseError(f"{name} does not go from 0 to the number of edges, {edges}")
     if bool((pointers[1:] < pointers[:-1]).any()):
         raise MisuseError(f"{name} descends, expected where the edges of each node begin")

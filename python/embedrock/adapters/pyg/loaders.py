@@ -77,7 +77,7 @@ class _Announcing:
         return DataLoader._get_iterator(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a worker process needs to sample, which reads nothing and announces nothing."""
+        """The state that a worker process needs to sample; it reads and announces nothing."""
         return {**self.__dict__, "_ahead": None}
 
     def stats(self) -> dict[str, int]:

@@ -248,7 +248,7 @@ class PartitionedEdges(IterableDataset[EdgeBatch]):  # type: ignore[misc]
         self._step = whole("step", state_dict["step"], 0)
 
     def stats(self) -> dict[str, Any]:
-        """What it has cost so far, beside what it would at least.
+        """The cost so far, compared with the least possible.
 
         ``partitions``, ``buffer``, ``resident_rows``; of the epoch at hand (``epoch``) its number,
         ``states``, ``swaps`` behind the first filling, those of BETA where all pairs have edges

@@ -1,4 +1,4 @@
-"""What an epoch trains, batch after batch: functions of counts, seed and number of the epoch."""
+"""The batches of an epoch: functions of counts, seed and number of the epoch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Chunk", "Epoch", "Order"]
 SHUFFLED = 1 << 22
 """Edges that are shuffled together, about: with three columns of int64 100 MB, for a moment 200."""
 _STATES, _EDGES, _PLACES = 1, 2, 3
-"""What random numbers are for: streams that never meet."""
+"""The purposes of random numbers: streams that never meet."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Residency:
 
     @staticmethod
     def nothing() -> dict[str, int]:
-        """What there is to say where it is not used."""
+        """The counters if it is not used."""
         names = ("entered", "swaps", "announced", "refused", "bytes_read", "bytes_written")
         return dict.fromkeys(names, 0)
 

@@ -1,4 +1,4 @@
-"""What a store of a rank says of its run, by its folder and by a commit that is held.
+"""A rank's store and its run, as known by its folder and by a held commit.
 
 ``docs/formats/ranks.md`` has the format. ``embedrock.distributed`` reads the same, with PyTorch.
 """
@@ -60,7 +60,7 @@ def lacking(folders: Iterable[str]) -> list[str]:
 
 
 def facts_of(held: _core.CommitFiles, path: Path) -> Facts:
-    """What a commit that is held says of its run; it is the last byte string of its state.
+    """The run of a held commit, from the last byte string of its state.
 
     Errors: ``MismatchError`` where it says nothing, or the folder has another name;
     ``UnsupportedError`` for a later version; ``CorruptError``, ``CommitGoneError``.

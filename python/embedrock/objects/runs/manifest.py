@@ -1,4 +1,4 @@
-"""What the URL of a run has beside its stores: manifests of the run, and parts of coming ones.
+"""The URL of a run, apart from its stores: manifests of the run, and parts of coming ones.
 
 Format: ``docs/formats/objects.md``. A manifest of a run names one push of each store. A part is
 what one machine has pushed of a store; when there is one for each store, the manifest is made.
@@ -78,7 +78,7 @@ class RunManifest:
 
     @property
     def commit(self) -> tuple[str, int, int, str]:
-        """What tells the commit of the run from all others."""
+        """The identity of the run's commit."""
         return self.run, self.world, self.step, self.token
 
     def number_of(self, folder: str) -> int:

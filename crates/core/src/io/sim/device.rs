@@ -48,14 +48,14 @@ fn folder_of(name: &str) -> &str {
     &name[..name.rfind('/').map_or(0, |slash| slash + 1)]
 }
 
-/// What a lock is for.
+/// The purpose of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LockKind {
     Alone,
     ToLook,
 }
 
-/// What the power does to an operation.
+/// The effect of a power cut on an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Power {
     On,

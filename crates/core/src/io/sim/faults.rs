@@ -1,4 +1,4 @@
-//! What may go wrong on a simulated device: chances, single faults, and how often each struck.
+//! Faults of a simulated device: probabilities, single faults, and how often each struck.
 
 use super::inode::{BLOCK_BYTES, sectors};
 use super::rng::Rng;

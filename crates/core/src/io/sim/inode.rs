@@ -27,11 +27,11 @@ enum Change {
 /// One file, with or without a name.
 #[derive(Debug, Default)]
 pub(super) struct Inode {
-    /// What the running machine reads.
+    /// The bytes that the running machine reads.
     live: Vec<u8>,
-    /// What each byte was before it was last written.
+    /// Each byte before its last write.
     before: Vec<u8>,
-    /// What is found after a power cut, before any of `changes`.
+    /// The bytes after a power cut, before any of `changes`.
     durable: Vec<u8>,
     /// The length after all of `changes`; another than that of `live` after a failed sync only.
     length: usize,
@@ -47,7 +47,7 @@ pub(super) struct Inode {
     pub(super) named: bool,
     /// Changes since it was created.
     pub(super) changed: u64,
-    /// Who has it locked: one alone, or some to look.
+    /// Its lock: one exclusive holder, or several shared ones.
     pub(super) alone: bool,
     pub(super) looking: usize,
 }
@@ -58,7 +58,7 @@ enum Step<'a> {
     Write(usize, &'a [u8]),
 }
 
-/// What a power cut leaves of a file.
+/// The remains of a file after a power cut.
 pub(super) struct Survivor {
     pub(super) bytes: Vec<u8>,
     /// Writes of which some sectors are there and others are not.
@@ -187,12 +187,12 @@ impl Inode {
         blocks
     }
 
-    /// What the machine sees in a range of the file.
+    /// The bytes that the machine sees in a range of the file.
     pub(super) fn seen(&self, range: Range<usize>) -> &[u8] {
         &self.live[range]
     }
 
-    /// What it saw there before the last writes.
+    /// The bytes that it saw there before the last writes.
     pub(super) fn seen_before(&self, range: Range<usize>) -> &[u8] {
         &self.before[range]
     }
@@ -357,7 +357,7 @@ impl Inode {
         lost
     }
 
-    /// What a power cut leaves of the contents. `eagerness` of 8 cases keep a change.
+    /// The contents after a power cut. `eagerness` of 8 cases keep a change.
     pub(super) fn survivor(&self, rng: &mut Rng, eagerness: u64) -> Survivor {
         let mut states = States::default();
         let mut lengths = 0;

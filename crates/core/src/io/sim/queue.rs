@@ -30,7 +30,7 @@ pub(super) struct SimQueue {
     depth: usize,
     pool: BufferPool,
     queued: Vec<(u64, Request)>,
-    /// What may come back now.
+    /// Requests that may complete now.
     flights: Vec<Flight>,
     late: Vec<Flight>,
 }

@@ -1,4 +1,4 @@
-//! What the simulated device does to those who forget to sync.
+//! The simulated device's treatment of code that forgets to sync.
 
 mod faults;
 

@@ -1,4 +1,4 @@
-//! What the deltas of a log did to rows, and sweeps of the slots that they name.
+//! The effect of a log's deltas on rows, and sweeps of the slots that they name.
 
 use super::ClassLog;
 use super::delta::{Decoded, Delta, decode, id_of};

@@ -186,7 +186,7 @@ impl StorageUpkeep for ClassLog {
     }
 }
 
-/// What became of some pages of a segment.
+/// The outcome of cleaning some pages of a segment.
 struct Cleaned {
     rows_moved: u64,
     /// What was wrong with the first page that could not be read: it and those behind it were left

@@ -16,7 +16,7 @@ const SEGMENT_BYTES_USUAL: u64 = 256 << 10;
 /// Chunks, of a page each, of a log that no plan has equipped.
 const BARE_CHUNKS: usize = 2;
 
-/// What a row class will be used for, as far as it decides what its segments are.
+/// The future use of a row class, as far as it determines its segments.
 #[derive(Clone, Copy, Debug)]
 pub struct ClassNeed {
     /// Bytes of a row.

@@ -1,4 +1,4 @@
-//! What a log takes of the memory budget and of the journal, told before it has rows.
+//! A log's demands on the memory budget and the journal, known before it has rows.
 //!
 //! The owner divides its budget and says how many bytes a class has; of those a log takes some for
 //! chunks, a flush buffer and deltas that wait for the journal. They shrink down to a floor.
@@ -17,7 +17,7 @@ use crate::storage::{FlushBuffer, StorageBudget, StorageMemory, StorageWrite};
 
 /// Chunks being filled, one for each stream, and one in flight or read back by cleaning.
 const CHUNKS_MIN: usize = Stream::COUNT + 1;
-/// Where chunks are not as small as can be, two more are in flight while the others are filled.
+/// If chunks are not the smallest possible, two more are in flight while the others are filled.
 const CHUNKS: usize = CHUNKS_MIN + 2;
 const CHUNK_BYTES_MAX: usize = 256 << 10;
 const CHUNK_BYTES_MIN: usize = 16 << 10;
@@ -41,7 +41,7 @@ const EDIT_BYTES: usize = 1 << 10;
 /// Journal bytes of one written row at most: its delta, or that of a delete and of a merge.
 pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
 
-/// What a plan of the budget must know of a storage, which need not exist yet.
+/// The facts about a storage, existing or not, that a plan of the budget needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
     /// How its rows are stored.
@@ -70,7 +70,7 @@ impl Demand {
     }
 }
 
-/// What a log takes of the memory budget.
+/// A log's share of the memory budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     kind: StorageKind,
@@ -91,7 +91,7 @@ impl Share {
         (bytes + self.merge_bytes()) as u64
     }
 
-    /// What a merge of a storage that has them reads and writes together.
+    /// The bytes that a merge, if the storage has merges, reads and writes together.
     pub fn merge_portion_bytes(&self) -> usize {
         if self.kind == StorageKind::Lsm { self.chunk_bytes } else { 0 }
     }
@@ -116,7 +116,7 @@ impl Share {
     pub fn growing_bytes(&self) -> usize {
         let tombstones = TOMBSTONE_BYTES * self.parked_rows;
         let changes = self.change_portion_bytes() + tombstones + EDIT_BYTES;
-        // What grows has up to twice its bytes.
+        // Growing parts have up to twice their bytes.
         2 * (changes + FAILURES_BYTES)
     }
 

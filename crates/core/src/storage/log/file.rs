@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: [u8; 8] = *b"ERROWS\x01\0";
 const HEADER_BYTES: usize = 512;
-/// Where in the header the seed lies, and behind it the checksum of what comes before.
+/// The place of the seed in the header, followed by the checksum of the bytes before.
 const SEED_AT: usize = 40;
 const CHECKSUM_AT: usize = 48;
 

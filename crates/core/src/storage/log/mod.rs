@@ -310,7 +310,7 @@ impl ClassLog {
         self.tables.insert(at, (table, index));
     }
 
-    /// Where the index of a table of this class is: they are in order of the tables.
+    /// The place of the index of a table of this class: they are in order of the tables.
     fn position_of(&self, table: u16) -> usize {
         let found = self.tables.binary_search_by_key(&table, |(id, _)| *id);
         found.expect("the table belongs to this class")

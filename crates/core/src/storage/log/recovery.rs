@@ -261,7 +261,7 @@ impl LogRecovery {
         self.tables.push(RecoveredTable { id, name, index, missing });
     }
 
-    /// Where a table is among those of this class.
+    /// The place of a table among those of this class.
     fn position_of(&self, table: u16) -> Option<usize> {
         let at = usize::from(*self.positions.get(usize::from(table))?);
         self.tables.get(at).filter(|found| found.id == table).map(|_| at)

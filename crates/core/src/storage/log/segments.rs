@@ -121,7 +121,7 @@ pub struct Segments {
     free_total: u64,
     /// See [`Segments::pending_slots`].
     pending_total: u64,
-    /// What cleaning all segments is worth, see [`Segments::reclaimable`].
+    /// The gain of cleaning all segments, see [`Segments::reclaimable`].
     reclaimable_total: u64,
     /// Dead slots of segments that only rows keep which are dirty in DRAM, see
     /// [`Segments::kept_by_dirty`].
@@ -433,12 +433,12 @@ impl Segments {
         self.is_held(id) && self.segments[id as usize].newest <= slots / SLOTS_PER_LEFT
     }
 
-    /// What [`spare_held`](Self::spare_held) has said.
+    /// The value that [`spare_held`](Self::spare_held) has set.
     pub(super) fn spares_held(&self) -> bool {
         self.spares_held
     }
 
-    /// What cleaning all segments is worth: slots that it would release, now or with commits.
+    /// The gain of cleaning all segments: slots that it would release, now or with commits.
     pub(super) fn reclaimable_total(&self) -> u64 {
         self.reclaimable_total
     }
@@ -485,7 +485,7 @@ impl Segments {
         for (id, page) in open.iter().flatten() {
             self.segments[*id as usize].boundary = (self.epoch, *page);
         }
-        // What was cleaned in the epoch before may be cleaned again.
+        // Segments cleaned in the epoch before may be cleaned again.
         self.count_totals();
     }
 

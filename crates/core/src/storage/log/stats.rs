@@ -1,4 +1,4 @@
-//! What a log says of itself.
+//! The statistics of a log.
 
 use super::ClassLog;
 use crate::storage::{MergeCounts, StorageCounts, StorageSpace, StorageStats, Written};
@@ -38,7 +38,7 @@ impl ClassLog {
         self.tables.iter().map(|(_, index)| index.memory_bytes() as u64).sum()
     }
 
-    /// What was written since open.
+    /// The bytes written since open.
     pub(super) fn written(&self) -> Written {
         Written {
             rows: self.rows_written,

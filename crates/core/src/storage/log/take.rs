@@ -19,7 +19,7 @@ pub struct SlotsOf {
     /// The slots, group after group. Positions of a group lie before those of the next; within a
     /// group there is no order.
     pub slots: Vec<u32>,
-    /// Where the groups end in `slots`. None is empty.
+    /// The ends of the groups in `slots`. None is empty.
     pub groups: Vec<u32>,
     /// Slots that were left out because their pages have not reached the device.
     pub left_out: Vec<u32>,

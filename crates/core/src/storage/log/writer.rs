@@ -44,7 +44,7 @@ impl Stream {
     pub const COUNT: usize = 3;
 }
 
-/// Where the segments being filled go on: segment and next page, by stream.
+/// The next page of the segments being filled: segment and page, by stream.
 pub type OpenSegments = [Option<(SegmentId, u32)>; Stream::COUNT];
 
 #[derive(Debug, Default)]

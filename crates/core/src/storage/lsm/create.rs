@@ -31,7 +31,7 @@ pub fn create(
     Ok(Box::new(Lsm::new(*facts, Arc::clone(medium), top, bottom, Tombstones::default(), room)))
 }
 
-/// What the files of partitions of a class have in common.
+/// The common shape of the partition files of a class.
 pub(super) fn shape(facts: &ClassFacts) -> Shape {
     let ClassFacts { class, row_bytes, page_bytes, seed, merging, .. } = *facts;
     Shape { class, page_bytes, row_bytes, seed, filters: merging.filters }

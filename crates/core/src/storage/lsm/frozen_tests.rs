@@ -178,7 +178,7 @@ impl Fixture {
         }
     }
 
-    /// What the pages that a look-up wants have of a key, and how many there are.
+    /// The row of a key in the pages that a look-up wants, and the number of pages.
     fn look_up(&mut self, key: RowKey) -> (Option<Vec<f32>>, usize) {
         let ticket = self.lsm.begin_read();
         let mut seen: Vec<Want> = Vec::new();

@@ -108,7 +108,7 @@ impl Lsm {
         self.upkeep.takes(place) || self.bottom.snapshot().candidates(place).next().is_some()
     }
 
-    /// What the top is told of an origin: rows of the bottom are new to it.
+    /// The origin as the top knows it: rows of the bottom are new to it.
     fn origin_above(&self, table: u16, origin: Option<u32>) -> Option<u32> {
         match origin {
             _ if self.is_dense(table) => None,

@@ -1,4 +1,4 @@
-//! What the storage says of itself, and what of the memory budget it takes.
+//! The statistics of the storage, and its share of the memory budget.
 
 use super::Lsm;
 use super::tombstones::Tombstones;

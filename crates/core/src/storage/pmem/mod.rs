@@ -164,7 +164,7 @@ impl Pmem {
         self.tables.get(&table).and_then(Option::as_ref)
     }
 
-    /// What stays is removed when the store is opened again.
+    /// Remains are removed when the store is opened again.
     fn remove_region(&self, table: u16) {
         // It goes by path, where another folder may be by now.
         let is_ours = self.medium.check_lock().is_ok();

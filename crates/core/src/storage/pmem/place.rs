@@ -1,4 +1,4 @@
-//! Where regions lie: in the store's folder, or apart, where a link in that folder leads to them.
+//! The places of regions: in the store's folder, or apart, with a link in that folder.
 //!
 //! Names: `pmem-<table>` in the store's folder. A folder apart may be shared by stores, so names
 //! there have the store's seed, too.
@@ -203,12 +203,12 @@ impl Place<'_> {
         fs::symlink_metadata(self.own()).is_ok_and(|about| about.is_symlink())
     }
 
-    /// Where a link leads to a region that is not there.
+    /// The target of a link to a region that is missing.
     pub(super) fn lost_apart(&self) -> Option<PathBuf> {
         fs::read_link(self.own()).ok().filter(|target| !target.exists())
     }
 
-    /// Where the region is, if it is in its place or in the folder apart.
+    /// The place of the region, if it is in its place or in the folder apart.
     ///
     /// *Errors*: `Io` where that cannot be told: a region that cannot be looked at is not lost.
     pub(super) fn found(&self) -> Result<Option<PathBuf>> {

@@ -11,7 +11,7 @@ use crate::storage::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// What becomes a storage in regions.
+/// The recovery of a storage in regions.
 pub struct PmemRecovery {
     facts: ClassFacts,
     /// Names of tables.

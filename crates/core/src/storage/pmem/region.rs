@@ -92,7 +92,7 @@ impl Region {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// What an acknowledged change survives.
+    /// The events that an acknowledged change survives.
     pub fn durability(&self) -> Durability {
         self.rows.durability()
     }
@@ -211,7 +211,7 @@ impl Region {
     /// Runs what moves keys, unless a sweep is under way.
     pub(super) fn move_keys<T>(&self, f: impl FnOnce(&Rows<Mapped>) -> T) -> Option<T> {
         let _moving = self.moving.lock();
-        // Who begins a sweep counts it first and then waits for the lock.
+        // A thread that begins a sweep counts it first and then waits for the lock.
         (self.sweeps.load(Ordering::Acquire) == 0).then(|| f(&self.rows))
     }
 

@@ -6,6 +6,47 @@
 //! the index synced; then the commit record, synced. Only then are older commits dropped and their
 //! copies released. A crash at any point leaves the commit before. One commit is under way at a
 //! time; what needs the store alone waits for its end.
+//!
+//! # How a commit runs
+//!
+//! A commit is captured by one thread that has the engine alone, so it contains whole batches only
+//! (`Inner::capture`):
+//!
+//! 1. `check_commit_fits` reserves disk for everything that follows. `Full` is returned here, and
+//!    the store continues.
+//! 2. `state::write` writes the caller's byte strings to `state-<n>`, not synced yet.
+//! 3. `capture_rows` writes the flush buffers. `Cache::capture` marks the dirty rows of every
+//!    cache, and `History::in_flight` takes the counters of the tables.
+//!
+//! The rest (`Inner::complete`) runs beside verbs, on the caller's thread, or with
+//! `commit_in_background` on a thread of its own, for which `PendingCommit` waits:
+//!
+//! 4. Per class (`capture.rs`), `write_portion` writes 256 marked rows at a time, those dirty for
+//!    longest first. A verb that is about to change marked rows writes them first
+//!    (`write_before_change`). A marked row that leaves the cache is written then (`misses.rs`,
+//!    `write_or_park`); all of a class are written before its cache shrinks, which moves rows.
+//!    Anyone who needs the flush buffer, whose rows are newer than the commit, writes all that are
+//!    left (`finish_captured`). Before each portion, `make_room_to_write` (`store/space/memory.rs`)
+//!    ensures that the index of an lsm's newest rows has memory for it, by parts of merges or by a
+//!    way of a cache; the latter moves rows, so the rest is looked up again.
+//! 5. Then the class is closed (`close_epoch`): `StorageJournal::cut` gives its pages to the
+//!    device, `journal_changes` its deltas to the journal, and `write_index_pieces` (`cycle.rs`)
+//!    adds some pieces of its indexes, in proportion. From here on, the log of the class takes rows
+//!    of the next commit. Their deltas stay in memory, and a thread with too many of them waits for
+//!    the record (`wait_for_record`).
+//! 6. `record` syncs rows files, state and journal, appends the commit record and syncs the
+//!    journal: the commit exists. `Head::write` notes its number and the oldest kept one.
+//! 7. `drop_old_files` forgets commits beyond `keep` unless a reader holds them, and removes state
+//!    and journal files. `begin_cycle_if_due` may begin a new journal file. Deltas may go to the
+//!    journal again. `release` takes the oldest holds away if readers keep more than
+//!    `max_held_bytes` (`take_holds_beyond_bound` in `held.rs`). Copies that only dropped commits
+//!    had are released (`StorageUpkeep::drop_commits_before`). Free segments for which others were
+//!    refused room, or which are unlikely to be needed soon, are returned to the file system
+//!    (`give_back_room`).
+//!
+//! Anything that needs the engine alone waits until a commit is over (`Inner::engine_alone`). An
+//! error on the way poisons the store and is returned by the handle. So does an error that a verb
+//! meets while it writes rows of the commit; the record is not written then.
 
 #[cfg(any(test, feature = "testing"))]
 mod by_hand;

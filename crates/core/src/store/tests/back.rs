@@ -30,11 +30,9 @@ fn trained(keep: usize, seed: u64) -> (SimMedium, Points, Vec<u64>) {
     (medium, points, kept)
 }
 
-/// Seeds to try, and how many operations lie between two cuts. `EMBEDROCK_SEEDS` sets the seeds,
-/// and then every operation is cut.
+/// Seeds to try, and how many operations lie between two cuts.
 fn rounds() -> (u64, u64) {
-    let asked = std::env::var("EMBEDROCK_SEEDS").ok().and_then(|rounds| rounds.parse().ok());
-    asked.map_or((1, 17), |rounds| (rounds, 1))
+    (seeds(1), stride(17))
 }
 
 fn steps(store: &Store) -> Vec<u64> {
@@ -246,7 +244,7 @@ fn later_journal_files_are_given_up_the_last_first() {
         let journals = medium.list("journal-").unwrap().len();
         assert!(journals > 3, "only {journals} files");
         let at = StoreOptions { step: Some(1), ..options(keep) };
-        for operation in 1.. {
+        for operation in (1..).step_by(stride(3) as usize) {
             let machine = medium.reboot(8);
             machine.power_cut_after(operation);
             let went = open(&machine, at.clone())

@@ -95,7 +95,9 @@ fn changes_are_the_difference_of_two_commits_whatever_happened_between_them() {
     each_kind(|| {
         let fixture = Fixture::new();
         let (mut found, mut pinned, mut returned, mut reopened, mut moved) = (0, 0, 0, 0, 0);
-        for seed in 0..4 {
+        let seeds = seeds(2) as usize;
+        // The first two move no rows of a log.
+        for seed in 2..2 + seeds as u64 {
             let (medium, mut random) = (SimMedium::new(seed), Random(seed));
             let bytes = [1 << 20, 2 << 20][seed as usize % 2];
             let mut store = fixture.open(&medium, options(bytes));
@@ -171,8 +173,8 @@ fn changes_are_the_difference_of_two_commits_whatever_happened_between_them() {
             }
             moved += store.stats().unwrap().rows_moved;
         }
-        assert!(found > 60 && pinned > 3, "{found} found, {pinned} pinned");
-        assert!(returned > 3 && reopened > 3, "{returned} returned, {reopened} reopened");
+        assert!(found > 15 * seeds && pinned >= seeds, "{found} found, {pinned} pinned");
+        assert!(returned >= seeds && reopened >= seeds, "{returned} back, {reopened} reopened");
         assert!(moved > 100, "{moved} rows were moved");
     });
 }

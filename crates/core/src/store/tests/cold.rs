@@ -11,8 +11,6 @@ use std::fs;
 use std::path::Path;
 
 pub(super) const ROWS: u64 = 3000;
-/// Of so many operations the power is cut after one.
-const CUT_EVERY: usize = 9;
 
 pub(super) fn lsm(test: impl Fn()) {
     with_kind(StorageKind::Lsm, test);
@@ -89,9 +87,9 @@ fn power_cut(operation: u64) -> bool {
 #[test]
 fn power_cuts_leave_the_last_commit_with_its_partitions() {
     lsm(|| {
-        let operations = (1..).step_by(CUT_EVERY);
+        let operations = (1..).step_by(stride(17) as usize);
         let cuts = operations.take_while(|operation| power_cut(*operation)).count();
-        assert!(cuts > 30, "only {cuts} operations were cut");
+        assert!(cuts as u64 * stride(17) > 270, "only {cuts} operations were cut");
     });
 }
 

@@ -58,6 +58,7 @@ use crate::optimizer::{Hyper, OptimizerKind, OptimizerSpec};
 use crate::row::{Dtype, RoundingMode, RowLayout};
 use crate::storage::log::ClassLog;
 use crate::storage::lsm::Lsm;
+use crate::test_extent::{seeds, stride};
 use parking_lot::{MappedMutexGuard, MutexGuard};
 use std::any::Any;
 use std::cell::Cell;

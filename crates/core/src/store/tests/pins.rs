@@ -131,12 +131,13 @@ fn with_old_pin(seed: u64) -> (SimMedium, Points, Rows) {
     (medium, points, rows)
 }
 
-/// Cuts the power after each operation of `act`, and looks at what is left: the pins of before or
-/// of afterwards, all of them whole, and a store that goes on. Returns how many cuts there were.
+/// Cuts the power after every so many operations of `act`, and looks at what is left: the pins of
+/// before or of afterwards, all of them whole, and a store that goes on. Returns how many
+/// operations there were.
 fn cut_everywhere(
     before: &Names,
     after: &Names,
-    stride: u64,
+    every: u64,
     act: &dyn Fn(&SimMedium) -> Result<()>,
 ) -> u64 {
     let (made, points, _) = with_old_pin(1);
@@ -172,7 +173,7 @@ fn cut_everywhere(
         if !machine.power_is_off() {
             return operation;
         }
-        operation += stride;
+        operation += every;
     }
 }
 
@@ -186,16 +187,16 @@ fn a_power_cut_at_any_operation_leaves_a_pin_whole_or_none() {
         let old = map(&[("old", 3)]);
         let both = map(&[("best", 8), ("old", 3)]);
         // What differs by kind is not written here.
-        let stride = if KIND.get() == StorageKind::Log { 1 } else { 7 };
-        let cuts = cut_everywhere(&old, &both, stride, &|medium| {
+        let every = stride(if KIND.get() == StorageKind::Log { 3 } else { 7 });
+        let cuts = cut_everywhere(&old, &both, every, &|medium| {
             open(medium, options(2))?.pin(8, "best").map(drop)
         });
         assert!(cuts > 20, "{cuts} cuts of a pin");
         let moved = map(&[("old", 9)]);
-        cut_everywhere(&old, &moved, 2 * stride, &|medium| {
+        cut_everywhere(&old, &moved, every, &|medium| {
             open(medium, options(2))?.pin(9, "old").map(drop)
         });
-        let cuts = cut_everywhere(&old, &Names::new(), stride, &|medium| {
+        let cuts = cut_everywhere(&old, &Names::new(), every, &|medium| {
             open(medium, options(2))?.unpin("old")
         });
         assert!(cuts > 8, "{cuts} cuts of an unpin");
@@ -213,7 +214,7 @@ fn a_power_cut_at_any_operation_of_the_first_pin_leaves_a_store_that_opens() {
         }
         drop(store);
         let points = Points::from([(3, rows.clone())]);
-        for operation in 1.. {
+        for operation in (1..).step_by(stride(3) as usize) {
             let machine = made.reboot(operation);
             machine.power_cut_after(operation);
             let pinned = open(&machine, options(2)).and_then(|store| store.pin(3, "first"));
@@ -273,7 +274,7 @@ fn a_power_cut_at_any_operation_of_going_back_leaves_the_newest_commit_or_the_pi
             if !machine.power_is_off() {
                 break;
             }
-            operation += if KIND.get() == StorageKind::Log { 2 } else { 11 };
+            operation += stride(if KIND.get() == StorageKind::Log { 5 } else { 11 });
         }
         let found: Vec<u64> = both.into_iter().collect();
         assert!(found == [3, 9, 70] || KIND.get() != StorageKind::Log, "{found:?}");
@@ -290,7 +291,7 @@ fn a_power_cut_while_going_back_to_a_pin_lists_no_commit_that_had_been_dropped()
         change(&store, &mut points[&8].clone(), &mut Random(1)).unwrap();
         drop(store);
         let mut seen = std::collections::BTreeSet::new();
-        for operation in (1..).step_by(if KIND.get() == StorageKind::Log { 1 } else { 3 }) {
+        for operation in (1..).step_by(stride(3) as usize) {
             let machine = made.reboot(operation);
             machine.power_cut_after(operation);
             let went = open(&machine, at_pin("old", false, 2))

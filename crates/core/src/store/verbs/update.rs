@@ -2,6 +2,47 @@
 //!
 //! Everything is checked, merged and bounded before the first row changes; the visits then do no
 //! more than the arithmetic of one row under its set's lock.
+//!
+//! # How an update runs
+//!
+//! 1. `Store::update` checks everything before the first row changes. `Distinct::run` finds the
+//!    distinct keys in order of first occurrence, and `merge_gradients` sums the gradients of equal
+//!    keys. `OptimizerSpec::validate` and `prepare` compute the factors of the batch, and
+//!    `Prepared::mean_squares` what row-wise steps need of each gradient, which is finite only if
+//!    the gradient is. `handle_non_finite` refuses or skips rows, and `Clip::rows` computes the
+//!    bounds of the gradients.
+//! 2. `Inner::change` calls `reserve` (`store/space/reserve.rs`). Once after opening,
+//!    `prepare_writing` cuts off what a crash left. `make_index_room` (`store/space/memory.rs`)
+//!    lets a growing index take a way from the cache (`Cache::take_way_step`), or returns `Budget`.
+//!    `StorageSpace::reserve`, once for all tables of a class, and `reserve_to_change`, for all
+//!    classes, ensure that every row that is or may become dirty has room on disk, and restore the
+//!    room that is for cleaning and commits alone, or return `Full`. `store/space/mod.rs` states
+//!    the invariant.
+//! 3. `visit_rows` runs as for a get, with an `UpdateOp`. `Prepared::apply_knowing` changes values
+//!    and state in place under the set's lock. Values of 2 bytes are computed in float32 beside the
+//!    row, then rounded by `RowLayout::write_updated`. The row is marked dirty. Its stamp is the
+//!    position of its key's first occurrence in the batch (`Stamps`), so rows of one sample have
+//!    one stamp in all tables of the class. Nothing is written.
+//! 4. `end_reservation` returns the reservation; the cache counts the rows that became dirty
+//!    (`Visits` ends first). An error after rows have changed poisons the store
+//!    (`poison_on_error`).
+//!
+//! # How rows reach storage
+//!
+//! Rows are written when the flush buffer is full. `flush_now` (`store/space/flush.rs`) lets
+//! `StorageWrite::flush` pack its rows, those dirty for longest first
+//! (`FlushBuffer::longest_dirty_first`, `StorageWrite::append`), so that rows used together share a
+//! page. `Writer::append` fills chunks, which go to the device while the next one fills. `publish`
+//! points the index at the new slot, marks the old copy outdated (`Segments::outdated`) and notes a
+//! `Delta`. `clean_for` pays for the rows written (`StorageUpkeep::owe`) with units of cleaning,
+//! each of which first finds its room on disk (`docs/decisions/0005`). `journal_changes` hands
+//! deltas to the journal.
+//!
+//! A layout may have units of upkeep that need no class lock (`storage::Unit`). `Inner::upkeep`
+//! (`store/space/upkeep.rs`) asks the scheduler (`schedule.rs`), begins a unit under the lock,
+//! performs as many of its steps without the lock as rows have paid for, and installs the outcome
+//! under the lock (`install`, `install_more`). Verbs that change rows call it at their end, and so
+//! does a commit that has released old copies.
 
 use super::get_put::{Input, all_finite, check_keys, check_len};
 use crate::clip::{Clip, Clipped, coefficient};

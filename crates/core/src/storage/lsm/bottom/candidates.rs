@@ -5,7 +5,7 @@ use std::ops::Range;
 /// Pages that may have one row, found without an allocation.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidates<'a> {
-    /// Where there are no more than two, they are here.
+    /// The candidates, if there are no more than two.
     few: [u32; 2],
     few_count: u8,
     listed: &'a [u32],

@@ -77,7 +77,7 @@ impl Fences {
     }
 }
 
-/// Where a page begins.
+/// The begin of a page.
 #[derive(Clone, Copy, Debug)]
 struct Begin {
     /// Its first position, from the section's first one.
@@ -95,7 +95,7 @@ pub struct FenceBuilder {
     rows: u64,
     /// Positions of the page being filled, from the section's first one.
     page: Vec<u64>,
-    /// Where pages begin, from the second on.
+    /// The begins of pages, from the second on.
     begins: Vec<Begin>,
     /// How many keys have two candidates as soon as so many bits are cut, and not before.
     extra: [u64; 65],

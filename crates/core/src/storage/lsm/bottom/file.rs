@@ -29,7 +29,7 @@ const CHECKSUM_AT: usize = 128;
 const SECTION_BYTES: usize = 32;
 const WAY_OUT: &str = "restore from a copy, or open an earlier commit with step=";
 
-/// What all partition files of a row class have in common.
+/// The common shape of all partition files of a row class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// The row class.
@@ -53,7 +53,7 @@ impl Shape {
     }
 }
 
-/// What a version says of a partition, and its file has to confirm.
+/// A version's facts about a partition, which its file has to confirm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// Number of its file, never used twice for one that was committed.
@@ -93,7 +93,7 @@ pub struct Section {
     pub first_row: u64,
     /// How many there are.
     pub rows: u64,
-    /// Where its pages begin.
+    /// The begins of its pages.
     pub fences: Fences,
     /// Which positions have no row.
     pub filter: Option<Filter>,
@@ -227,7 +227,7 @@ fn place(bytes: &[u8], at: usize) -> Option<Place> {
     bytes[at..].first_chunk().and_then(Place::decode)
 }
 
-/// What is known of the rows of a partition.
+/// The known facts about the rows of a partition.
 #[derive(Debug)]
 pub(super) enum Body {
     /// They are in the order of their places.
@@ -243,13 +243,13 @@ pub(super) struct Opened {
     pub(super) body: Body,
 }
 
-/// Where a footer lies, and what the header says of it.
+/// The place of a footer, and its description in the header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FooterAt {
     pub(super) at: u64,
     /// Without the padding.
     pub(super) bytes: u64,
-    /// Where the padding ends.
+    /// The end of the padding.
     pub(super) end: u64,
     pub(super) sections: u64,
     pub(super) sum: u64,
@@ -291,7 +291,7 @@ pub(super) fn open(
     }
     if padding.iter().any(|byte| *byte != 0) {
         let (from, until) = (HEADER_BYTES as u64, shape.page_bytes as u64);
-        return Err(damaged(&name, from, until, "bytes behind the header are not zero"));
+        return Err(damaged(&name, from, until, "bytes after the header are not zero"));
     }
     let footer_at = (u64::from(facts.pages) + 1) * shape.page_bytes as u64;
     if bytes.checked_sub(footer_at).is_none_or(|padded| padded < word(&header, 80)) {
@@ -357,7 +357,7 @@ fn check_header(
         let found = word(header, at);
         if found != expected {
             return refuse(&format!(
-                "the {what} is {found:#x}, expected {expected:#x}: another file lies in its place"
+                "the {what} is {found:#x}, expected {expected:#x}: another file is in its place"
             ));
         }
     }

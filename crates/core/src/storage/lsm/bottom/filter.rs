@@ -16,7 +16,7 @@ use crate::error::Result;
 const FILTER_BITS: u32 = 4;
 /// Cells of more rows than this find their memory when they come.
 const ROWS_RESERVED: u64 = 1 << 20;
-/// What the builder has of a row.
+/// The builder's memory for a row.
 pub const BUILDER_BYTES_PER_ROW: usize = size_of::<u32>();
 
 /// The cells of a section that have rows.

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// What is newer than the partitions.
+/// A change that is newer than the partitions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Newer<'a> {
     /// A row: its values and state.
@@ -37,9 +37,9 @@ pub struct Change<'a> {
     pub rank: u8,
     /// Its key.
     pub key: u64,
-    /// What became of it.
+    /// The change.
     pub newer: Newer<'a>,
-    /// What its owner knows it by.
+    /// The tag by which its owner knows it.
     pub tag: u32,
 }
 
@@ -52,7 +52,7 @@ pub trait Changes {
 /// Rows that are appended leave no empty partition behind them if they fill fewer pages.
 const PAGES_APPENDED_MIN: u64 = 16;
 
-/// What a merge is to do.
+/// The work of a merge.
 pub struct MergePlan {
     /// The shape of all files.
     pub shape: Shape,
@@ -145,11 +145,11 @@ pub struct Taken {
     pub table: u16,
     /// Its key.
     pub key: u64,
-    /// What its owner knows it by.
+    /// The tag by which its owner knows it.
     pub tag: u32,
 }
 
-/// What became of the rows of a table.
+/// The outcome for the rows of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Old rows that were copied.
@@ -174,7 +174,7 @@ impl Counts {
     }
 }
 
-/// What a merge has done.
+/// The result of a merge.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Merged {
     /// The new partitions, in order. They are durable, and cover the range of the merge.
@@ -183,12 +183,12 @@ pub struct Merged {
     pub removed: Vec<u32>,
     /// The changes that it took in, rows and deletions, in order.
     pub taken: Vec<Taken>,
-    /// What became of the rows of each table that had any, or a change.
+    /// The outcome for each table that had rows, or a change.
     pub counts: BTreeMap<u16, Counts>,
 }
 
 impl Merged {
-    /// What became of the rows of all tables.
+    /// The outcome for the rows of all tables.
     pub fn total(&self) -> Counts {
         let mut total = Counts::default();
         self.counts.values().for_each(|counts| total.add(*counts));
@@ -231,13 +231,13 @@ pub struct Merge<C> {
     writer: Option<PartitionWriter>,
     /// The queue of the writer, between two files.
     queue: Option<Box<dyn Queue>>,
-    /// Where the room of new files comes from, if not from the device.
+    /// The source of space for new files, if not the device.
     room: Option<Arc<dyn Room>>,
     rows_per_file: u64,
     /// So many rows that are appended leave an empty partition behind them.
     appended_min: u64,
     appended: Option<Appended>,
-    /// Where the next file begins.
+    /// The begin of the next file.
     next_first: Place,
     last_order: LastOrder,
     counting: Counting,
@@ -246,11 +246,11 @@ pub struct Merge<C> {
     begun: bool,
     done: bool,
     failed: bool,
-    /// What could not be read, where it failed for that.
+    /// The unreadable place, if it failed for that.
     unread: Option<Unread>,
 }
 
-/// What a merge could not read.
+/// A place that a merge could not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unread {
     /// Old rows, of the partition with this number.
@@ -322,7 +322,7 @@ impl<C: Changes> Merge<C> {
         self.room = Some(room);
     }
 
-    /// What it takes in.
+    /// The source of its changes.
     pub fn changes(&mut self) -> &mut C {
         &mut self.changes
     }
@@ -340,7 +340,7 @@ impl<C: Changes> Merge<C> {
     /// be abandoned, all else is `Poisoned`.
     pub fn step(&mut self) -> Result<bool> {
         if self.failed {
-            bail!(Poisoned, "merge {} goes on after an error; abandon it", self.plan.merge);
+            bail!(Poisoned, "merge {} continues after an error; abandon it", self.plan.merge);
         }
         if self.done {
             return Ok(false);
@@ -350,7 +350,7 @@ impl<C: Changes> Merge<C> {
         merged
     }
 
-    /// What could not be read, where `step` failed for that.
+    /// The unreadable place, if `step` failed for that.
     pub fn unread(&self) -> Option<Unread> {
         self.unread
     }
@@ -532,7 +532,7 @@ impl<C: Changes> Merge<C> {
         Ok(())
     }
 
-    /// What was done, once `step` has said that all is written.
+    /// The result, once `step` has reported that all is written.
     ///
     /// # Panics
     /// Before that.

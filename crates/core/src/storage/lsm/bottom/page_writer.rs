@@ -29,7 +29,7 @@ pub trait Room: Send + Sync {
 
 /// A partition file that was written.
 pub struct Finished {
-    /// What it is.
+    /// Its facts.
     pub facts: Facts,
     /// The queue that its writer had.
     pub queue: Box<dyn Queue>,
@@ -46,7 +46,7 @@ struct Chunk {
     rows: usize,
 }
 
-/// What the header says of a file beside its pages.
+/// The header's description of a file, apart from its pages.
 pub(super) struct Ending {
     pub(super) version: u8,
     pub(super) range: PlaceRange,
@@ -143,7 +143,7 @@ impl PageWriter {
     /// `Poisoned` after an error.
     pub(super) fn check_sound(&self) -> Result<()> {
         if self.failed {
-            bail!(Poisoned, "{} goes on after an error; abandon it", self.file.name());
+            bail!(Poisoned, "{} continues after an error; abandon it", self.file.name());
         }
         Ok(())
     }

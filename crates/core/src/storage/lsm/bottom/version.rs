@@ -19,7 +19,7 @@ const HEAD_BYTES: usize = 16;
 const FACTS_BYTES: usize = 72;
 const WAY_OUT: &str = "restore the journal from a copy, or open an earlier commit with step=";
 
-/// What a merge changes.
+/// The changes that a merge makes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Edit {
     /// Numbers of partitions that are no more.
@@ -104,7 +104,7 @@ fn eight(bytes: &[u8], at: usize) -> Option<u64> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Version {
     partitions: Vec<Facts>,
-    /// Where each partition begins, beside each other for the search.
+    /// The begin of each partition, beside each other for the search.
     firsts: Vec<Place>,
     /// Pages of all partitions before each.
     pages_before: Vec<u64>,
