@@ -2,6 +2,7 @@
 //! what they sent.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
+#[allow(dead_code, reason = "the other test program uses all of it")]
 mod common;
 
 use common::*;
