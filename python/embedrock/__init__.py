@@ -18,6 +18,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from embedrock import _logs as _logs
 from embedrock import errors, initializers, optimizers
 from embedrock._core import __version__
 from embedrock._hashing import hash_keys

@@ -22,6 +22,7 @@ pub mod init;
 pub mod io;
 #[doc(hidden)]
 pub mod laboratory;
+pub mod logs;
 mod metrics;
 pub mod optimizer;
 mod permits;

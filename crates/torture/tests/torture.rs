@@ -29,7 +29,7 @@ fn stores_hold_through_every_fault() {
 #[cfg(feature = "planted")]
 #[test]
 fn planted_bugs_are_found() {
-    use embedrock_torture::planted::{Bug, catch};
+    use embedrock_torture::planted::{Bug, RANGES, catch};
     let _alone = ALONE.lock();
     let bugs = [
         Bug::RecordSyncSkipped,
@@ -41,7 +41,7 @@ fn planted_bugs_are_found() {
         Bug::FolderUnchecked,
     ];
     for bug in bugs {
-        let caught = catch::<2>(bug, 1, &Limits::default());
+        let caught = catch::<RANGES>(bug, 1, &Limits::default());
         assert!(caught.is_good(), "{}: {:?}", bug.name(), caught.seeds);
     }
 }

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from embedrock import _logs
 from embedrock._arguments import flag, text, whole
 from embedrock._ranks import ranks_of
 from embedrock._warnings import warn
@@ -31,6 +32,7 @@ from embedrock.store.batches import named_bytes
 
 __all__ = ["Bound", "RankCommits", "drop_later"]
 
+_log = _logs.of("distributed")
 _VERB = Verb("commit")
 _BACK = Verb("go_back")
 
@@ -194,6 +196,7 @@ class RankCommits(RankPins):
                     f"the commit of step {number} failed on a rank ({error}), and others have it; "
                     f"go back to the last commit that all have, or end all ranks and start again"
                 )
+                _log.error("%s: %s", self.path, self._failed)
                 raise
             self._binding = bound
             unwritten = all_gather(exchange, _VERB, self._note_in_manifests(bound, number, runs))

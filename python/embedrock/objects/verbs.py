@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from embedrock import _logs
 from embedrock._arguments import (
     Progress,
     flag,
@@ -35,6 +37,8 @@ from embedrock.objects.runs.pushing import push_run
 from embedrock.store import Store
 
 __all__ = ["list", "prune", "pull", "push"]
+
+_log = _logs.of("objects")
 
 
 def push(
@@ -105,11 +109,21 @@ def push(
             )
         with held_run(path, number, pin) as stores:
             remote = Remote(url, options, make=True)
-            return push_run(path, stores, remote, workers, size, progress)
+            return _told(
+                "push",
+                path,
+                remote,
+                lambda: push_run(path, stores, remote, workers, size, progress),
+            )
     held = hold(store if isinstance(store, Store) else path, number, pin, cold)
     try:
         remote = Remote(url, options, make=True)
-        return push_commit(held, remote, path, workers, size, progress, pin).told()
+        return _told(
+            "push",
+            path,
+            remote,
+            lambda: push_commit(held, remote, path, workers, size, progress, pin).told(),
+        )
     finally:
         held.close()
 
@@ -180,12 +194,50 @@ def pull(
             raise MisuseError(
                 f"step is {pin!r}, and {remote.url} has pushes of a run, which are pulled by step"
             )
-        return pull_run(remote, folder, *wanted, stores, workers, progress)
+        return _told(
+            "pull",
+            folder,
+            remote,
+            lambda: pull_run(remote, folder, *wanted, stores, workers, progress),
+        )
     if stores is not None:
         raise MisuseError(
             f"stores is {shown(stores)}, and {remote.url} has pushes of a single store"
         )
-    return pull_push(remote, chosen(remote, *wanted, pin), folder, workers, progress, progress)
+    return _told(
+        "pull",
+        folder,
+        remote,
+        lambda: pull_push(
+            remote, chosen(remote, *wanted, pin), folder, workers, progress, progress
+        ),
+    )
+
+
+def _told(
+    what: str, path: Path, remote: Remote, run: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """What a push or a pull returns, which is logged where it begins and where it ends."""
+    began = time.monotonic()
+    _log.info("%s: %s begins, %s", path, what, remote.url)
+    try:
+        done = run()
+    except BaseException as error:
+        after = time.monotonic() - began
+        _log.warning("%s: %s ended after %.1f s: %s", path, what, after, type(error).__name__)
+        raise
+    moved = done.get("sent_bytes", done.get("received_bytes", 0))
+    _log.info(
+        "%s: %s %s of step %s is done: %d bytes of %d in %.1f s",
+        path,
+        what,
+        done["number"],
+        done["step"],
+        moved,
+        done["bytes"],
+        time.monotonic() - began,
+    )
+    return done
 
 
 def _is_run(remote: Remote) -> bool:

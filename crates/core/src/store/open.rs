@@ -5,6 +5,7 @@ use super::commit::first_write::held_beside;
 use super::commit::left_held::keep_left_held;
 use super::commit::{History, KeptSums, Refused, Spare};
 use super::engine::{Class, Engine, Table};
+use super::events;
 use super::files::class_file::class_file_name;
 use super::files::head;
 use super::files::holds::Hold;
@@ -31,7 +32,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// How often a reader looks at a store that changes meanwhile.
@@ -118,6 +119,7 @@ impl Store {
             superblock.create(&*medium)?;
             superblock
         };
+        events::log_notes(&path, &*medium);
         let Joined { medium, lock: of_cold, notes } = join(&medium, &options, &superblock)?;
         let store = Self::open_with(medium, path, options, Some(lock.with_cold(of_cold)), None)?;
         // Before the first partition is written.
@@ -166,6 +168,7 @@ impl Store {
         lock: Option<WriterLock>,
         claim: Option<Claim>,
     ) -> Result<Self> {
+        let begun = Instant::now();
         let superblock = Superblock::read(&*medium)?;
         let seed = superblock.checksum_seed();
         // A reader opens what it claims, whatever was committed since.
@@ -174,6 +177,7 @@ impl Store {
             None => Target::of(&options),
         };
         let mut recovered = recover(&*medium, seed, &options, &target)?;
+        events::recovered(&path, &recovered, true);
         let stored = recovered.commits.last().and_then(|commit| commit.top_share);
         let options = options.with_stored(stored);
         if !matches!(Target::of(&options), Target::Last) {
@@ -210,6 +214,7 @@ impl Store {
         let mut history = history_of(&recovered);
         history.pins_bytes = pins_bytes(&*medium)?;
         let scheduler = Scheduler::new(options.upkeep_scheduler);
+        let window = super::window::Window::new(&path);
         let inner = Inner {
             path,
             medium,
@@ -227,8 +232,9 @@ impl Store {
             pinning: Mutex::new(()),
             commit_gate: super::CommitGate::default(),
             metrics: Metrics::default(),
-            window: super::window::Window::new(),
+            window,
             scheduler,
+            limits: events::Limits::default(),
             rows_disk_bytes: AtomicU64::new(rows_disk_bytes),
             device_free_bytes: AtomicU64::new(u64::MAX),
             room_is_settled: AtomicBool::new(false),
@@ -263,6 +269,7 @@ impl Store {
         if writes && !store.inner.engine.read().tables.is_empty() {
             store.inner.plan()?;
         }
+        store.log_open(recovered.newest, begun);
         Ok(store)
     }
 }

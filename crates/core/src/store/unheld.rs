@@ -108,7 +108,9 @@ impl Inner {
     /// A reader has read pages: notices when the writer has taken its hold away.
     pub(super) fn note_read(&self) {
         if self.options.read_only && !self.unheld.load(Ordering::Relaxed) && !self.is_held() {
-            self.unheld.store(true, Ordering::Relaxed);
+            if !self.unheld.swap(true, Ordering::Relaxed) {
+                self.log_hold_lost();
+            }
         }
     }
 

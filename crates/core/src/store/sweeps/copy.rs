@@ -12,6 +12,7 @@ use crate::error::{Error, Result, bail};
 use crate::io::{DirectoryMedium, IoChoice, Medium, OpenMode};
 use crate::storage;
 use crate::store::commit::SPARE;
+use crate::store::events::Sweep;
 use crate::store::files::class_file::{has_rows, lies_apart};
 use crate::store::files::lock::WriterLock;
 use crate::store::files::place::check_place;
@@ -120,6 +121,7 @@ pub fn copy_with(
     to: &CopyOptions,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<CopyReport> {
+    let sweep = Sweep::begin("copy", path.as_ref(), Some(destination.as_ref()));
     let source = open_commit(path.as_ref(), to.step, to.pin.clone(), to.memory, None)?;
     let tables = source.tables();
     tables.iter().try_for_each(|info| check_ids(&to.spec(info)))?;
@@ -150,6 +152,7 @@ pub fn copy_with(
         target.inner.set_updates(id, info.updates)?;
     }
     let (commit, disk_bytes) = end_copy(&source, &target)?;
+    sweep.done(copied, disk_bytes);
     Ok(CopyReport { commit, rows: copied, disk_bytes })
 }
 
