@@ -22,6 +22,7 @@ __all__ = [
     "Store",
     "TableId",
     "__version__",
+    "amount_of",
     "buckets_of",
     "check",
     "check_place",

@@ -273,15 +273,15 @@ def test_what_is_no_size_is_refused(text: str):
 
 def test_each_option_that_is_a_size_reads_it_as_memory_is_read(capsys: pytest.CaptureFixture[str]):
     parser = cli.parser()
-    train = ["train", "--data", "a.csv", "--max-disk", "2G", "--window-bytes", "64k"]
-    train = parser.parse_args(train)
+    needed = ["train", "--data", "a.csv", "--store", "s"]
+    train = parser.parse_args([*needed, "--max-disk", "2G", "--window-bytes", "64k"])
     assert (train.max_disk, train.window_bytes) == (2 << 30, 64 << 10)
-    serve = ["serve", "s", "--client-memory", "1G", "--max-request-bytes", "8M"]
-    serve = parser.parse_args([*serve, "--max-reply-bytes", "512KiB"])
+    limits = ["--client-memory", "1G", "--max-request-bytes", "8M", "--max-reply-bytes", "512KiB"]
+    serve = parser.parse_args(["serve", "s", *limits])
     assert serve.client_memory == 1 << 30
     assert (serve.max_request_bytes, serve.max_reply_bytes) == (8 << 20, 512 << 10)
     with pytest.raises(SystemExit):
-        parser.parse_args(["train", "--data", "a.csv", "--max-disk", "2X"])
+        parser.parse_args([*needed, "--max-disk", "2X"])
     assert "argument --max-disk: '2X' is no size" in capsys.readouterr().err
 
 

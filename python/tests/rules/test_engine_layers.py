@@ -13,7 +13,7 @@ from places import ROOT
 CORE = ROOT / "crates" / "core"
 ENGINE = CORE / "src"
 
-LEVELS = {"io": 1, "index": 2, "cache": 3, "storage": 3, "store": 4}
+LEVELS = {"io": 1, "index": 2, "cache": 3, "storage": 3, "store": 4, "laboratory": 5}
 """Modules above level 0, where all others are. Modules of one of these levels are strangers."""
 
 PMEM = ENGINE.parents[1] / "pmem" / "src"

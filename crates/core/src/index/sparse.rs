@@ -130,7 +130,8 @@ impl SparseIndex {
         !is_whole
     }
 
-    /// An upper bound of the bytes of an index of `rows` rows; about 6.6 bytes a row are used where none were removed.
+    /// An upper bound of the bytes of an index of `rows` rows; about 6.6 bytes a row are used where
+    /// none were removed.
     #[cfg(test)]
     pub fn planned_bytes(rows: u64) -> u64 {
         rows * 8 + 4096
