@@ -1,4 +1,4 @@
-"""`embedrock demo` within the test's process; its contestants have processes of their own."""
+"""`embedrock demo` within the test's process; its systems have processes of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from embedrock import cli
-from embedrock_lab.demo import contest
+from embedrock_lab.demo import comparison
 
 
 def demo_shows(command: list[str]) -> str:
@@ -19,7 +19,7 @@ def demo_shows(command: list[str]) -> str:
     """
     shown = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown):
-        patch.setattr(contest, "_PATIENCE_S_MAX", 0.0)
+        patch.setattr(comparison, "_PATIENCE_S_MAX", 0.0)
         patch.setattr(warnings, "showwarning", warnings.showwarning)  # main() sets it
         assert cli.main(command) == 0
     return shown.getvalue()

@@ -34,7 +34,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict:
     return found
 
 
-def test_every_contestant_is_timed_on_every_workload_and_verified(report: dict) -> None:
+def test_every_system_is_timed_on_every_workload_and_verified(report: dict) -> None:
     names = {f"{one}-{policy}" for one in cache.TIMED for policy in cache.POLICIES}
     for workload in ("split", "split_drift", "zipf", "zipf_drift"):
         table = report["results"][workload]

@@ -97,13 +97,13 @@ def test_speeds_are_compared_with_the_model_and_threads_of_their_definition(
     ]
     assert min(speeds) > 0
     assert 0 < whole["figures"]["speed_vs_memory_demo"] < 1.5
-    contestants = whole["results"]["contest"]["contestants"]
-    for one in contestants.values():
+    systems = whole["results"]["contest"]["contestants"]
+    for one in systems.values():
         # 3,600 training samples: an epoch is four steps, two of them before the clock starts, and a
-        # turn is two.
-        assert {turn["steps"] for turn in one["turns"]} == {2}
-        assert {turn["samples"] for turn in one["turns"]} == {1024 + 528, 2 * 1024}
-    losses = [one["losses"] for one in contestants.values()]
+        # round is two.
+        assert {round["steps"] for round in one["turns"]} == {2}
+        assert {round["samples"] for round in one["turns"]} == {1024 + 528, 2 * 1024}
+    losses = [one["losses"] for one in systems.values()]
     assert losses[0] == losses[1]
     np.testing.assert_allclose(losses[2], losses[0], rtol=2e-3)
 
@@ -125,7 +125,7 @@ def test_a_child_that_fails_ends_the_demo_with_what_it_said(tmp_path: Path):
 
 
 def test_children_that_train_have_settings_for_it_unless_somebody_says_otherwise():
-    found = children._environment("contest: look ahead", {"A": "1", "GOMP_SPINCOUNT": "7"})
+    found = children._environment("comparison: look ahead", {"A": "1", "GOMP_SPINCOUNT": "7"})
     assert found["A"] == "1" and found["GOMP_SPINCOUNT"] == "7"
     assert int(found["MALLOC_TRIM_THRESHOLD_"]) > int(found["MALLOC_MMAP_THRESHOLD_"])
     assert children._environment("memory", {"A": "1"}) == {"A": "1"}

@@ -15,7 +15,7 @@ from embedrock import cli, report
 from embedrock.errors import FullError, MisuseError
 from embedrock.report.progress import Lines
 from embedrock_lab.bench.demo import shaped
-from embedrock_lab.demo import ShapedSettings, contest, folder, paths, shaped_recipe
+from embedrock_lab.demo import ShapedSettings, comparison, folder, paths, shaped_recipe
 from embedrock_lab.demo.settings import Settings
 
 
@@ -40,7 +40,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
-def test_all_contestants_learn_the_same_and_less_than_the_planted_model_knows(
+def test_all_systems_learn_the_same_and_less_than_the_planted_model_knows(
     finished: dict[str, Any],
 ):
     found = finished["report"]["figures"]
@@ -54,9 +54,9 @@ def test_the_report_has_the_shape_that_all_benchmarks_share(finished: dict[str, 
     whole = finished["report"]
     assert tuple(whole) == ("bench", *report.KEYS)
     assert whole["settings"]["rows"] == sum(whole["results"]["tables"]) == 120_000
-    contestants = whole["results"]["contest"]["contestants"]
-    assert list(contestants) == ["look ahead", "out of core", "whole budget", "plain torch"]
-    for one in contestants.values():
+    systems = whole["results"]["contest"]["contestants"]
+    assert list(systems) == ["look ahead", "out of core", "whole budget", "plain torch"]
+    for one in systems.values():
         assert len(one["turns"]) == 3
         assert one["steps"] == len(one["losses"]) >= 12
         assert sum(point["steps"] for point in one["history"]) == one["steps"]
@@ -65,7 +65,7 @@ def test_the_report_has_the_shape_that_all_benchmarks_share(finished: dict[str, 
 def test_the_ratio_is_that_of_the_turns_to_the_fastest_other(finished: dict[str, Any]):
     found = finished["report"]["figures"]
     rates = {
-        name: sorted(turn["samples"] / turn["seconds"] for turn in one["turns"])[1]
+        name: sorted(round["samples"] / round["seconds"] for round in one["turns"])[1]
         for name, one in finished["report"]["results"]["contest"]["contestants"].items()
     }
     assert found["contest_samples_per_s_plain_torch"] == pytest.approx(rates["plain torch"])
@@ -93,11 +93,11 @@ def test_batches_were_announced_and_none_failed(finished: dict[str, Any]):
 
 def test_the_device_bound_follows_from_requests_and_rate(finished: dict[str, Any]):
     found = finished["report"]["figures"]
-    contestants = finished["report"]["results"]["contest"]["contestants"]
+    systems = finished["report"]["results"]["contest"]["contestants"]
     for name, prefix in (("out of core", "contest"), ("look ahead", "lookahead")):
-        turns = contestants[name]["turns"]
-        steps = sum(turn["steps"] for turn in turns)
-        expected = 1e3 * sum(turn["device_least_s"] for turn in turns) / steps
+        rounds = systems[name]["turns"]
+        steps = sum(round["steps"] for round in rounds)
+        expected = 1e3 * sum(round["device_least_s"] for round in rounds) / steps
         assert found[f"{prefix}_device_ms_per_batch"] == pytest.approx(expected)
         bound = min(found["compute_ms_per_batch"] / expected, 1)
         assert found[f"{prefix}_bound"] == pytest.approx(bound)
@@ -105,7 +105,7 @@ def test_the_device_bound_follows_from_requests_and_rate(finished: dict[str, Any
     assert any("device-bound" in note for note in finished["report"]["notes"])
 
 
-def test_the_terminal_shows_the_contestants_side_by_side_and_nothing_is_left(
+def test_the_terminal_shows_the_systems_side_by_side_and_nothing_is_left(
     finished: dict[str, Any],
 ):
     for text in ("out of core", "whole budget", "plain torch", "samples/s", shaped.RATIO):
@@ -117,10 +117,10 @@ def test_the_terminal_shows_the_contestants_side_by_side_and_nothing_is_left(
 def test_look_ahead_and_pipeline_leave_the_bits_as_they_are_where_all_rows_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(contest, "_PATIENCE_S_MAX", 0.0)  # other tests run beside this one
+    monkeypatch.setattr(comparison, "_PATIENCE_S_MAX", 0.0)  # other tests run beside this one
     settings = shaped_settings(tmp_path, rows=60_000, samples=8192, rounds=2, threads=1)
     names = (paths.WHOLE_BUDGET, paths.WHOLE_AHEAD)
-    held = contest.hold(settings, names, tmp_path / "settings.json", Lines(io.StringIO()))
+    held = comparison.compare(settings, names, tmp_path / "settings.json", Lines(io.StringIO()))
     assert held.same_losses(*names)
     assert held.results[names[0]]["digests"] == held.results[names[1]]["digests"]
     assert held.rate(paths.WHOLE_AHEAD) > 0
@@ -133,8 +133,8 @@ def test_a_budget_that_cannot_work_ends_the_demo_with_the_bytes_that_would(
     command += ["--memory", "256KiB"]
     assert cli.main([*command, "--embedding-dim", "8", "--cache-dir", str(tmp_path)]) != 0
     said = capsys.readouterr().err
-    contestant = "contest: (look ahead|out of core): "  # whoever is first
-    assert re.search(f"{contestant}.*--memory 256KiB is too little here", said)
+    system = "comparison: (look ahead|out of core): "  # whoever is first
+    assert re.search(f"{system}.*--memory 256KiB is too little here", said)
     assert re.search("give at least --memory [0-9.]+[KM]iB", said)
     assert list(tmp_path.iterdir()) == []
 
@@ -153,13 +153,13 @@ def test_who_does_not_fit_into_memory_is_left_out_and_the_ratio_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(shaped, "available_memory_bytes", lambda: 1 << 30)
-    names, left_out = shaped._contestants(shaped_settings(tmp_path, optimizer="adagrad"))
+    names, left_out = shaped._systems(shaped_settings(tmp_path, optimizer="adagrad"))
     assert names == [paths.LOOK_AHEAD, paths.OUT_OF_CORE]
     assert [note.split(" was")[0] for note in left_out] == ["whole budget", "plain torch"]
 
 
 def test_with_row_wise_state_plain_torch_does_not_run(tmp_path: Path):
-    names, left_out = shaped._contestants(shaped_settings(tmp_path, rows=120_000))
+    names, left_out = shaped._systems(shaped_settings(tmp_path, rows=120_000))
     assert (names, left_out) == ([paths.LOOK_AHEAD, paths.OUT_OF_CORE, paths.WHOLE_BUDGET], [])
 
 

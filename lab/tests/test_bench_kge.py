@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from embedrock_lab.bench.kge import ring
+from embedrock_lab.bench.training.kge import ring
 from embedrock_lab.commands.bench import main
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embedrock.observe.optimum import horizon_hits, optimal_hits
-from embedrock_lab.bench.race.trace import synthetic
+from embedrock_lab.bench.replay.trace import synthetic
 from embedrock_lab.commands.bench import main
 
 

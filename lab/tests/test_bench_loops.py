@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from embedrock.errors import MisuseError
-from embedrock_lab.bench.loops import figures, table
+from embedrock_lab.bench.training.loops import figures, table
 from embedrock_lab.commands.bench import main
 
 STORES = ("plain", "lookahead", "pipeline")
@@ -25,8 +25,8 @@ def cell_of(
     memory: float = 30,
     busy: int = 0,
 ) -> dict[str, Any]:
-    turns = {"torch": [200.0] * len(plain), "plain": plain, "lookahead": ahead, "pipeline": plain}
-    ways = {way: {"turns": one} for way, one in turns.items()}
+    rates = {"torch": [200.0] * len(plain), "plain": plain, "lookahead": ahead, "pipeline": plain}
+    ways = {way: {"turns": one} for way, one in rates.items()}
     bound = {"by": "device", "samples_per_s": 100.0}
     cell: dict[str, Any] = {"load": load, "memory": memory, "busy": busy, "ways": ways}
     return cell | {"bound": bound, "raised": False, "memory_bytes": 1, "bytes": 4}
@@ -40,9 +40,9 @@ def test_what_is_slower_by_less_than_its_turns_differ_counts_as_held() -> None:
 
 
 def test_a_way_that_is_unsteady_by_itself_is_not_excused() -> None:
-    # Look-ahead beside a busy core: a turn as fast as the plain loop, two at a tenth of it.
+    # Look-ahead beside a busy core: a round as fast as the plain loop, two at a tenth of it.
     assert figures.held_ratio([10, 12, 100], [99, 100, 101]) == 0.12
-    # Nor is a steady one, where only the plain loop has a bad turn.
+    # Nor is a steady one, where only the plain loop has a bad round.
     assert figures.held_ratio([59, 60, 61], [30, 100, 101]) < 0.7
 
 
@@ -84,7 +84,7 @@ def test_there_is_a_table_for_each_number_of_busy_loops(tmp_path: Path) -> None:
 
 
 def test_loops_beside_a_training_compute_until_it_ends() -> None:
-    from embedrock_lab.bench.loops.busy import NICE, busy
+    from embedrock_lab.bench.training.busy import NICE, busy
 
     def children() -> list[int]:
         listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
@@ -153,23 +153,23 @@ def test_a_loss_that_differs_between_ways_fails_the_bench(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
-    from embedrock_lab.bench.loops import cell
-    from embedrock_lab.bench.loops.ways import OverStore
+    from embedrock_lab.bench.training.loops import cell
+    from embedrock_lab.bench.training.ways import OverStore
 
     cell.prepare("graphsage", 1, str(tmp_path))
-    arguments = {"memory": 40, "loops": 0, "turns": 1, "steps": 3, "seed": 1, "threads": 1}
+    arguments = {"memory": 40, "loops": 0, "rounds": 1, "steps": 3, "seed": 1, "threads": 1}
     arguments |= {"first_steps": 3, "announce": True}
     same = cell.measure("graphsage", str(tmp_path), **arguments)
     assert same["mismatches"] == 0
 
-    true_turn = OverStore.turn
+    true_round = OverStore.round
 
-    def turn(self: OverStore, batches: Any) -> None:
-        true_turn(self, batches)
+    def round(self: OverStore, batches: Any) -> None:
+        true_round(self, batches)
         if self.way == "lookahead":
             self.losses[-1] = self.losses[-1] + 1e-3
 
-    monkeypatch.setattr(OverStore, "turn", turn)
+    monkeypatch.setattr(OverStore, "round", round)
     assert cell.measure("graphsage", str(tmp_path), **arguments)["mismatches"] == 2
 
 

@@ -15,9 +15,9 @@ pytest.importorskip("torch")
 from embedrock.errors import MisuseError
 from embedrock.models.registry import kind_of
 from embedrock_lab.bench import child
-from embedrock_lab.bench.models import cell
-from embedrock_lab.bench.models.data import MADE, Wanted, keys_by_table, samples_of
-from embedrock_lab.bench.models.load import Settings
+from embedrock_lab.bench.training.loads.click_models import Settings
+from embedrock_lab.bench.training.loads.samples import MADE, Wanted, keys_by_table, samples_of
+from embedrock_lab.bench.training.models import cell
 from embedrock_lab.commands.bench import main
 
 SMALL = ["--rows", "30000", "--dim", "8", "--batch", "64", "--steps", "4", "--turns", "1"]
@@ -66,22 +66,22 @@ def test_a_model_is_measured_with_every_share_of_memory_and_asked(
 def test_a_row_or_a_loss_that_is_not_the_twins_is_a_mismatch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = {"steps": 3, "turns": 1, "first_steps": 2, "checked_steps": 3, "threads": 1}
+    counts = {"steps": 3, "rounds": 1, "first_steps": 2, "checked_steps": 3, "threads": 1}
     settings = Settings("dien", 8, data=wanted(batches=11, batch=32), **counts)
     cell.prepare(settings.plain, str(tmp_path))
     same = cell.train(settings.plain, str(tmp_path), 60)
     assert same["mismatches"] == 0
 
-    true_turn = cell.OverStore.turn
+    true_round = cell.OverStore.round
 
-    def turn(self: Any, batches: Any) -> None:
+    def round(self: Any, batches: Any) -> None:
         if self.way == "plain" and not self.losses:  # a row that training has not changed so
             table = self.store.table("item")
             key = batches[0].feature_keys(0)[:1]
             table.put(key, table.get(key) + np.float32(1e-4))
-        true_turn(self, batches)
+        true_round(self, batches)
 
-    monkeypatch.setattr(cell.OverStore, "turn", turn)
+    monkeypatch.setattr(cell.OverStore, "round", round)
     other = cell.train(settings.plain, str(tmp_path), 60)
     assert other["rows_apart"] > 0 and other["losses_unlike"] > 0
     assert other["mismatches"] >= other["rows_apart"] + other["losses_unlike"]

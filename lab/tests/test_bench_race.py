@@ -12,9 +12,9 @@ import pytest
 from embedrock.errors import MisuseError
 from embedrock.observe.optimum import frequent_hits, optimal_hits
 from embedrock.observe.trace import Trace, load
-from embedrock_lab.bench.race.limit import MemoryLimit
-from embedrock_lab.bench.race.trace import synthetic
-from embedrock_lab.bench.race.workload import MODES, expected, wrong_rows
+from embedrock_lab.bench.replay.limit import MemoryLimit
+from embedrock_lab.bench.replay.trace import synthetic
+from embedrock_lab.bench.replay.workload import MODES, expected, wrong_rows
 from embedrock_lab.commands.bench import main
 
 
@@ -182,5 +182,5 @@ def test_an_engine_without_enough_memory_is_reported_and_the_next_runs(
 
 
 def test_an_engine_that_nobody_knows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MisuseError, match="no contestant 'sqlite'"):
+    with pytest.raises(MisuseError, match="no system 'sqlite'"):
         main(["race", *SMALL, "--engines", "sqlite", "--dir", str(tmp_path)])

@@ -58,9 +58,9 @@ def test_an_update_that_is_lost_is_a_mismatch() -> None:
     settings = {"rank": 0, "world": 1, "seed": 1}
     settings |= {"exchange_rows": 100, "exchange_dim": 2}
     one = Exchanging({"plain": store}, settings)
-    assert one.turn("plain", 50, 3)["mismatches"] == 0
+    assert one.round("plain", 50, 3)["mismatches"] == 0
     store.lost = True
-    assert one.turn("plain", 50, 3)["mismatches"] > 0
+    assert one.round("plain", 50, 3)["mismatches"] > 0
 
 
 def test_a_rank_that_does_not_start_is_told(

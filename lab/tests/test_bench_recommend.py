@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from embedrock.errors import MisuseError
-from embedrock_lab.bench.recommend import made, read
+from embedrock_lab.bench.training.recommend import made, read
 from embedrock_lab.commands.bench import main
 
 

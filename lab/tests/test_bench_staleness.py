@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,12 +23,15 @@ def test_the_sweep_trains_at_every_bound_and_bits_are_equal(tmp_path: Path) -> N
         with gzip.open(tmp_path / name, "wt", encoding="utf-8") as file:
             file.write("label\tcity\tsite\tslot\n")
             np.savetxt(file, np.hstack([labels, fields]), "%d", "\t")
-    parser = argparse.ArgumentParser()
-    staleness.add_arguments(parser)
-    given = ["--logs", "ipinyou", "--ipinyou", str(tmp_path), "--dir", str(tmp_path)]
-    given += ["--rows", "40000", "--batch", "256", "--rounds", "1", "--patience", "0"]
-    given += ["--samples", "60", "--memory", "4MiB", "--device-latency", "0.1"]
-    report = staleness.run(parser.parse_args(given))
+    small: dict[str, Any] = {
+        "rows": 40_000,
+        "batch": 256,
+        "rounds": 1,
+        "patience": 0.0,
+        "samples": 60,
+    }
+    small |= {"memory": "4MiB", "device_latency": 0.1, "dir": tmp_path}
+    report = staleness.run(staleness.Options(logs=["ipinyou"], ipinyou=tmp_path, **small))
     figures = report["figures"]
     assert figures["bits_equal"] == 1.0
     assert report["results"]["mismatches"] == 0

@@ -242,7 +242,7 @@ def test_the_text_of_the_page_says_what_its_tables_are_made_from() -> None:
         f"{machine.process_bytes / 2**30:g} GiB beside its store",
         f"{machine.dollars_an_hour} dollars an hour",
         f"{beyond.HOURS} hours",
-        f"{beyond.S3_DOLLARS} dollars a GB",
+        f"{beyond.S3_DOLLARS} dollars per GB",
     ):
         assert said in page, said
     assert machine.fill == 0.9 and "filled to nine tenths" in page

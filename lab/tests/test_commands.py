@@ -10,6 +10,7 @@ import pytest
 
 from embedrock import cli
 from embedrock_lab.bench import BENCHES, load
+from embedrock_lab.bench.options import add_options
 
 
 @pytest.mark.parametrize("command", [["demo"], ["bench", "demo", "--criteo-shaped"]])
@@ -42,7 +43,7 @@ def test_help_of_a_benchmark_has_its_name_and_every_option(
     shown = capsys.readouterr().out
     assert ended.value.code == 0 and shown.startswith(f"usage: embedrock bench {name} ")
     one = argparse.ArgumentParser()
-    load(name).add_arguments(one)
+    add_options(one, load(name).Options)
     assert [action.option_strings for action in one._actions if not action.help] == []
 
 

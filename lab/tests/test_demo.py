@@ -1,4 +1,4 @@
-"""The two acts of the demo, small: the same code with few rows, all of its processes included."""
+"""The two parts of the demo, small: the same code with few rows, all of its processes included."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import withtorch
 from clicklogs import movielens_folder
 from embedrock import cli, report
 from embedrock_lab import demo
-from embedrock_lab.demo import children, contest, limits, summary
+from embedrock_lab.demo import children, comparison, limits, summary
 from embedrock_lab.measure.noise import Timed, interleave
 
 ROWS = 40_000
@@ -37,12 +37,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "_ROWS", ROWS)
         patch.setattr(demo, "_STEPS_BEFORE", 6)
-        patch.setattr(demo, "_STEPS_OF_TURN", 3)
+        patch.setattr(demo, "_STEPS_OF_ROUND", 3)
         patch.setattr(demo, "_ROUNDS", 2)
         programs = SimpleNamespace(Popen=started, PIPE=subprocess.PIPE)
         patch.setattr(children, "subprocess", programs)
         # Other tests run beside this one: turns on a quiet machine would be waited for in vain.
-        patch.setattr(contest, "_PATIENCE_S_MAX", 0.0)
+        patch.setattr(comparison, "_PATIENCE_S_MAX", 0.0)
         command = ["demo", "--data", str(folder / "ml"), "--format", "movielens"]
         command += [
             "--epochs",
@@ -71,16 +71,16 @@ def test_results_agree_with_pytorch_and_with_all_memory(finished: dict[str, Any]
 
 def test_speed_is_the_median_of_the_turns_that_the_report_counts(finished: dict[str, Any]):
     found, results = finished["report"]["figures"], finished["report"]["results"]
-    contestants = results["speed"]["contestants"]
-    assert list(contestants) == ["Embedrock", "plain torch"]
-    ours, torch = ([t["samples"] / t["seconds"] for t in c["turns"]] for c in contestants.values())
+    systems = results["speed"]["contestants"]
+    assert list(systems) == ["Embedrock", "plain torch"]
+    ours, torch = ([t["samples"] / t["seconds"] for t in c["turns"]] for c in systems.values())
     assert len(ours) == len(torch) == found["turns"] >= 1
     ratios = sorted(one / other for one, other in zip(ours, torch, strict=True))
     assert found["speed_vs_torch"] == pytest.approx((ratios[0] + ratios[-1]) / 2) or (
         found["speed_vs_torch"] == pytest.approx(ratios[len(ratios) // 2])
     )
     assert found["steps_per_turn"] == 3
-    assert contestants["Embedrock"]["steps"] - contestants["plain torch"]["steps"] == 6 - 10
+    assert systems["Embedrock"]["steps"] - systems["plain torch"]["steps"] == 6 - 10
 
 
 def test_rows_came_from_storage(finished: dict[str, Any]):
@@ -95,8 +95,8 @@ def test_the_terminal_has_a_short_table_and_a_sentence(finished: dict[str, Any])
     table = summary.rows(whole)
     assert len(table) <= LINES_MAX
     assert {len(row) for row in table} == {3}
-    turns = whole["figures"]["turns"]
-    assert any(f"{turns} turn" in row[0] for row in table)
+    rounds = whole["figures"]["turns"]
+    assert any(f"{rounds} round" in row[0] for row in table)
     verdict = whole["results"]["headline"]["verdict"]
     assert verdict.count(". ") == 0 and verdict.endswith(".")
     quiet = whole["figures"]["speed_vs_torch_of_quiet_turns"]
@@ -125,7 +125,7 @@ def test_the_headline_is_of_quiet_turns_alone(finished: dict[str, Any]):
     figures |= {"turns": 3, "quiet_turns": 2, "speed_vs_torch_of_quiet_turns": 0.91}
     assert "trained at 0.91 of PyTorch's speed." in summary.verdict(figures, "10%")
     (tile, *_) = summary.headline(figures, "10%")["tiles"]
-    assert tile["value"] == "0.91 x" and tile["note"].startswith("in 2 of 3 turns")
+    assert tile["value"] == "0.91 x" and tile["note"].startswith("in 2 of 3 rounds")
     whole = {
         **figures,
         "turns": 2,
@@ -153,8 +153,8 @@ def test_nothing_is_left_behind(finished: dict[str, Any]):
     assert finished["left"] == []
 
 
-class _Turn(Timed):
-    """A turn that took a while, quiet or not."""
+class _Round(Timed):
+    """A round that took a while, quiet or not."""
 
     def __init__(self, clock: list[float], seconds: float, waited: float = 0.0) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def test_no_round_begins_after_the_limit_but_the_first(
 ):
     clock = [1000.0]
     monkeypatch.setattr("embedrock_lab.measure.noise.time.monotonic", lambda: clock[0])
-    found = interleave([lambda: _Turn(clock, 10.0)] * 2, 3, 0.0, limit_s)
+    found = interleave([lambda: _Round(clock, 10.0)] * 2, 3, 0.0, limit_s)
     assert (len(found.counted), found.notes) == (rounds, [])
 
 
@@ -180,6 +180,6 @@ def test_rounds_that_were_cut_short_and_disturbed_are_counted_as_what_they_are(
     clock = [1000.0]
     monkeypatch.setattr("embedrock_lab.measure.noise.time.monotonic", lambda: clock[0])
     monkeypatch.setattr("embedrock_lab.measure.noise.time.sleep", lambda _: None)
-    found = interleave([lambda: _Turn(clock, 10.0, 5.0)], 3, 0.0, 15.0)
+    found = interleave([lambda: _Round(clock, 10.0, 5.0)], 3, 0.0, 15.0)
     assert len(found.counted) == 2
     assert "2 of 2 rounds waited for a core" in found.notes[0]

@@ -22,6 +22,7 @@ __all__ = [
     "Store",
     "TableId",
     "__version__",
+    "amount_of",
     "buckets_of",
     "check",
     "check_place",
@@ -31,8 +32,11 @@ __all__ = [
     "finish_pull",
     "freeze",
     "gather",
+    "hand_over_logs",
     "hash_pieces",
     "hash_texts",
+    "log_line",
+    "log_to_stderr",
     "number_rows",
     "place_replicas",
     "place_rows",
@@ -40,6 +44,7 @@ __all__ = [
     "placement_memory",
     "resize",
     "serve_pages",
+    "set_log_receiver",
     "torture",
 ]
 
@@ -434,6 +439,10 @@ class PendingCommit:
     def wait(self, /, timeout: float | None = None) -> dict[str, Any] | None:
         """The commit once it is durable; None when it is not within `timeout` seconds."""
 
+def amount_of(text: str) -> tuple[float, bool] | None:
+    """Bytes or per cent that a text names, and whether it is per cent; None for what names
+    neither."""
+
 def distinct(keys: _Keys) -> tuple[_Keys, NDArray[np.int64]]:
     """Distinct keys in order of first occurrence, and each key's place among them."""
 
@@ -445,6 +454,18 @@ def hash_texts(texts: list[Any]) -> _Keys:
 
 def hash_pieces(text: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> _Keys:
     """The keys of the pieces of a text."""
+
+def set_log_receiver(receiver: Callable[[list[Any], int], object]) -> None:
+    """Has what the engine logs go there, with how many records were left out before."""
+
+def hand_over_logs(*, is_last: bool = False) -> None:
+    """Hands over what waits; with `is_last` nothing from then on."""
+
+def log_to_stderr(level: str) -> None:
+    """Has the engine write its log lines itself, of this level and worse."""
+
+def log_line(level: str, logger: str, message: str, created: float) -> str:
+    """A line as the engine writes it."""
 
 def number_rows(
     tables: Sequence[tuple[_Keys, _Offsets]],

@@ -26,6 +26,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload, runtime
 import numpy as np
 import torch
 
+from embedrock import _logs
 from embedrock._arguments import flag, instance, shown, whole
 from embedrock._loading import loading_dense_only
 from embedrock._rows import RowStore, here
@@ -37,6 +38,8 @@ from embedrock.errors import MismatchError, MisuseError, UncommittedWarning
 from embedrock.store import Store
 
 __all__ = ["Stateful", "resume", "save"]
+
+_log = _logs.of("checkpoint")
 
 
 @runtime_checkable
@@ -321,6 +324,7 @@ def resume(
     elif not store.read_only:
         _restore_random(states["random"])
     store._take_state()
+    _log.info("%s: resumed at step %d: %s", store.path, store.step, ", ".join(taken))
     return store.step
 
 

@@ -250,7 +250,7 @@ impl Medium for Mapped {
                 let mut unsynced = self.unsynced.lock();
                 let cannot = |why| Error::io(format!("cannot sync {}", self.name()), why);
                 if unsynced.failed {
-                    let why = "an earlier sync failed, and nobody knows what it left out";
+                    let why = "an earlier sync failed, and it is unknown what it left out";
                     return Err(cannot(std::io::Error::other(why)));
                 }
                 let Some(pages) = unsynced.pages.clone() else { return Ok(()) };

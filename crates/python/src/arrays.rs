@@ -2,6 +2,7 @@
 
 use crate::error::misuse;
 use crate::lent::{Arrays, OVERLAPS, being_filled};
+use crate::logs::CallEngine;
 use numpy::{
     BorrowError, Element, IntoPyArray, PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn,
     PyReadwriteArrayDyn,
@@ -136,7 +137,7 @@ pub(crate) fn distinct<'py>(
     keys: Keys,
 ) -> PyResult<(Bound<'py, PyArray1<u64>>, Bound<'py, PyArray1<i64>>)> {
     let slice = keys.as_slice();
-    let (distinct, inverse) = py.detach(|| {
+    let (distinct, inverse) = py.call_engine(|| {
         let (mut distinct, mut inverse) = (Vec::new(), Vec::new());
         embedrock_core::distinct(slice, &mut distinct, &mut inverse);
         (distinct, inverse)

@@ -1,7 +1,9 @@
 //! Iteration over what commits have changed.
 
+use crate::convert::json_value;
 use crate::error::OrRaise;
-use crate::store::{Store, TableId, json_value};
+use crate::logs::CallEngine;
+use crate::store::{Store, TableId};
 use embedrock_core as core;
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
@@ -48,7 +50,7 @@ impl Changes {
         let store = store.core().clone();
         let tables: Option<Vec<core::TableId>> =
             tables.map(|tables| tables.iter().map(|table| table.id()).collect());
-        let changes = py.detach(|| store.changes(&since, tables.as_deref())).or_raise(py)?;
+        let changes = py.call_engine(|| store.changes(&since, tables.as_deref())).or_raise(py)?;
         let to = changes.commit().cloned();
         Ok(Self { store, changes: Mutex::new(Some(changes)), to })
     }
@@ -65,7 +67,7 @@ impl Changes {
         // Before the lock: another thread may hold it while it waits for the engine.
         self.store.check_call().or_raise(py)?;
         let batch = py
-            .detach(|| {
+            .call_engine(|| {
                 let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
                 changes.as_mut().map_or(Ok(None), |changes| changes.next_batch(most, state))
             })
@@ -88,7 +90,7 @@ impl Changes {
 
     /// What became of tables in between, in order, each as a dict of one entry.
     fn table_events(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let events = py.detach(|| {
+        let events = py.call_engine(|| {
             let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
             changes.as_ref().map_or_else(Vec::new, |of| of.table_events().to_vec())
         });
@@ -97,7 +99,7 @@ impl Changes {
 
     /// Bytes that were read: of the journal, and of pages so far.
     fn bytes_read(&self, py: Python<'_>) -> (u64, u64) {
-        py.detach(|| {
+        py.call_engine(|| {
             let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
             changes.as_ref().map_or((0, 0), |of| (of.journal_bytes(), of.bytes_read()))
         })
@@ -105,6 +107,6 @@ impl Changes {
 
     /// Lets go of the commits. What is left is not given.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.changes.lock().unwrap_or_else(PoisonError::into_inner).take());
+        py.call_engine(|| self.changes.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }

@@ -1,7 +1,8 @@
 //! The handle of a commit that runs by itself: waits are detached and look for signals.
 
+use crate::convert::json_value;
 use crate::error::OrRaise;
-use crate::store::json_value;
+use crate::logs::CallEngine;
 use embedrock_core as core;
 use pyo3::prelude::*;
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ pub(crate) struct PendingCommit(pub(crate) core::PendingCommit);
 impl PendingCommit {
     /// True when the commit is durable or has failed.
     fn is_done(&self, py: Python<'_>) -> PyResult<bool> {
-        py.detach(|| self.0.is_done()).or_raise(py)
+        py.call_engine(|| self.0.is_done()).or_raise(py)
     }
 
     /// The commit as a dict once it is durable; None when it is not within `timeout` seconds.
@@ -30,7 +31,7 @@ impl PendingCommit {
         loop {
             let left = until.map_or(LOOK_FOR_SIGNALS, |until| until - Instant::now());
             let waited =
-                py.detach(|| self.0.wait(Some(left.min(LOOK_FOR_SIGNALS)))).or_raise(py)?;
+                py.call_engine(|| self.0.wait(Some(left.min(LOOK_FOR_SIGNALS)))).or_raise(py)?;
             if let Some(info) = waited {
                 return json_value(py, &info).map(Some);
             }

@@ -1,8 +1,8 @@
 //! Freezing: a commit of a store as frozen pages, in the order of a plan.
 
+use crate::convert::{json_value, report};
 use crate::error::{Carried, OrRaise};
-use crate::maintenance::report;
-use crate::store::json_value;
+use crate::logs::CallEngine;
 use embedrock_core::init::Initializer;
 use embedrock_core::{FreezeOptions, Memory, PlannedPages};
 use numpy::PyReadonlyArray1;
@@ -64,7 +64,7 @@ pub(crate) fn freeze(
     };
     let plans = plans.into_iter().map(planned).collect::<PyResult<Vec<_>>>()?;
     let mut carried = Carried::default();
-    let outcome = py.detach(|| {
+    let outcome = py.call_engine(|| {
         let progress = &mut |done, total| report(&mut carried, progress.as_ref(), done, total);
         match destination {
             Some(to) => embedrock_core::freeze(&path, to, &plans, &options, progress),

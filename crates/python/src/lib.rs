@@ -10,10 +10,12 @@
 mod arrays;
 mod changes;
 mod commit;
+mod convert;
 mod error;
 mod freeze;
 mod hashing;
 mod lent;
+mod logs;
 mod maintenance;
 mod objects;
 mod permits;
@@ -26,6 +28,14 @@ mod torture;
 /// The engine of Embedrock. Use the package `embedrock`, which checks and documents what goes in.
 #[pyo3::pymodule]
 mod _core {
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(_module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::logs::begin();
+        Ok(())
+    }
+
     #[pymodule_export]
     use crate::arrays::distinct;
     #[pymodule_export]
@@ -33,9 +43,13 @@ mod _core {
     #[pymodule_export]
     use crate::commit::PendingCommit;
     #[pymodule_export]
+    use crate::convert::amount_of;
+    #[pymodule_export]
     use crate::freeze::freeze;
     #[pymodule_export]
     use crate::hashing::{buckets_of, hash_pieces, hash_texts};
+    #[pymodule_export]
+    use crate::logs::{hand_over_logs, log_line, log_to_stderr, set_log_receiver};
     #[pymodule_export]
     use crate::maintenance::{check, check_place, copy, gather, resize};
     #[pymodule_export]

@@ -3,10 +3,11 @@
 //! Both run detached and look for signals whenever the engine reports progress, so that Ctrl-C
 //! ends them between two batches; what a store itself does at length reports in the same way.
 
+use crate::convert::{json_value, report};
 use crate::error::{Carried, OrRaise};
-use crate::store::json_value;
+use crate::logs::CallEngine;
 use embedrock_core::buckets::Buckets;
-use embedrock_core::{CopyOptions, GatherOptions, Memory, Part, ResizeTo, Result, StorageKind};
+use embedrock_core::{CopyOptions, GatherOptions, Memory, Part, ResizeTo, StorageKind};
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use std::path::PathBuf;
@@ -15,23 +16,7 @@ use std::str::FromStr;
 /// Raises what opening a store at `path`, to make one, would say of the place.
 #[pyfunction]
 pub(crate) fn check_place(py: Python<'_>, path: PathBuf) -> PyResult<()> {
-    py.detach(|| embedrock_core::check_place(&path)).or_raise(py)
-}
-
-/// Tells Python how far the engine is, and lets Ctrl-C through.
-pub(crate) fn report(
-    carried: &mut Carried,
-    progress: Option<&Py<PyAny>>,
-    done: u64,
-    total: u64,
-) -> Result<()> {
-    Python::attach(|py| {
-        let outcome = py.check_signals().and_then(|()| match progress {
-            Some(progress) => progress.call1(py, (done, total)).map(drop),
-            None => Ok(()),
-        });
-        carried.keep(outcome)
-    })
+    py.call_engine(|| embedrock_core::check_place(&path)).or_raise(py)
 }
 
 /// Reads and verifies every page of the store at `path`.
@@ -45,7 +30,7 @@ pub(crate) fn check(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Py<PyAny>> {
     let mut carried = Carried::default();
-    let outcome = py.detach(|| {
+    let outcome = py.call_engine(|| {
         embedrock_core::check(&path, &mut |done, total| {
             report(&mut carried, progress.as_ref(), done, total)
         })
@@ -86,7 +71,7 @@ pub(crate) fn copy(
         buckets: buckets.map(Buckets::from_str).transpose().or_raise(py)?,
     };
     let mut carried = Carried::default();
-    let outcome = py.detach(|| {
+    let outcome = py.call_engine(|| {
         embedrock_core::copy_with(&path, &destination, &options, &mut |done, total| {
             report(&mut carried, progress.as_ref(), done, total)
         })
@@ -120,7 +105,7 @@ pub(crate) fn gather(
     let state: Vec<(&str, &[u8])> = state.iter().map(|(name, bytes)| (&**name, &**bytes)).collect();
     let to = GatherOptions { step, memory, meta, state: &state };
     let mut carried = Carried::default();
-    let outcome = py.detach(|| {
+    let outcome = py.call_engine(|| {
         embedrock_core::gather(&parts, &destination, &to, &mut |done, total| {
             report(&mut carried, progress.as_ref(), done, total)
         })
@@ -143,7 +128,7 @@ pub(crate) fn resize(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Py<PyAny>> {
     let mut carried = Carried::default();
-    let outcome = py.detach(|| {
+    let outcome = py.call_engine(|| {
         let to = ResizeTo { capacity, pmem_directory: pmem_path.as_deref(), make_empty };
         embedrock_core::resize(&path, table, &to, &mut |done, total| {
             report(&mut carried, progress.as_ref(), done, total)

@@ -1,8 +1,8 @@
 //! The files of one commit, and a store made of them again.
 
+use crate::convert::{json_value, report};
 use crate::error::{Carried, OrRaise, to_python};
-use crate::maintenance::report;
-use crate::store::json_value;
+use crate::logs::CallEngine;
 use embedrock_core as core;
 use embedrock_core::{Error, ErrorKind};
 use pyo3::prelude::*;
@@ -35,7 +35,7 @@ impl CommitFiles {
         pin: Option<String>,
         cold_directory: Option<PathBuf>,
     ) -> PyResult<Self> {
-        let held = py.detach(|| core::CommitFiles::open(&path, step, pin, cold_directory));
+        let held = py.call_engine(|| core::CommitFiles::open(&path, step, pin, cold_directory));
         Ok(Self(Mutex::new(Some(Arc::new(held.or_raise(py)?)))))
     }
 
@@ -63,7 +63,7 @@ impl CommitFiles {
         block_bytes: u64,
     ) -> PyResult<Vec<(String, PathBuf, u64, Vec<Range>, Vec<Range>)>> {
         let held = self.open(py)?;
-        let files = py.detach(|| held.list(block_bytes)).or_raise(py)?;
+        let files = py.call_engine(|| held.list(block_bytes)).or_raise(py)?;
         let tuple =
             |file: core::CommitFile| (file.name, file.path, file.bytes, file.ranges, file.room);
         Ok(files.into_iter().map(tuple).collect())
@@ -72,20 +72,20 @@ impl CommitFiles {
     /// What the file `head` of a store says that has this commit alone.
     fn head<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let held = self.open(py)?;
-        let head = py.detach(|| held.head()).or_raise(py)?;
+        let head = py.call_engine(|| held.head()).or_raise(py)?;
         Ok(PyBytes::new(py, &head))
     }
 
     /// Raises `CommitGoneError` where the commit was dropped meanwhile.
     fn expect(&self, py: Python<'_>) -> PyResult<()> {
         let held = self.open(py)?;
-        py.detach(|| held.expect()).or_raise(py)
+        py.call_engine(|| held.expect()).or_raise(py)
     }
 
     /// Lets go of the commit.
     fn close(&self, py: Python<'_>) {
         let held = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(held));
+        py.call_engine(|| drop(held));
     }
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn finish_pull(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Py<PyAny>> {
     let mut carried = Carried::default();
-    let outcome = py.detach(|| {
+    let outcome = py.call_engine(|| {
         core::finish_pull(&path, sequence, &mut |done, total| {
             report(&mut carried, progress.as_ref(), done, total)
         })

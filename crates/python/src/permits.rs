@@ -1,8 +1,10 @@
 //! Permits of bounded staleness for Python: waits are detached and look for signals.
 
 use crate::arrays::Keys;
+use crate::convert::json_value;
 use crate::error::{Carried, OrRaise};
-use crate::store::{TableId, json_value};
+use crate::logs::CallEngine;
+use crate::store::TableId;
 use embedrock_core as core;
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
@@ -29,7 +31,7 @@ impl Permits {
     fn acquire(&self, py: Python<'_>, batch: Vec<KeyParts<'_>>) -> PyResult<u64> {
         let parts = parts(&batch);
         let mut carried = Carried::default();
-        let outcome = py.detach(|| {
+        let outcome = py.call_engine(|| {
             self.0.acquire(&parts, &mut || Python::attach(|py| carried.keep(py.check_signals())))
         });
         carried.resolve(py, outcome)
@@ -43,7 +45,7 @@ impl Permits {
         batch: Vec<KeyParts<'py>>,
     ) -> PyResult<(u64, Vec<Positions<'py>>)> {
         let parts = parts(&batch);
-        let entered = py.detach(|| self.0.enter(&parts)).or_raise(py)?;
+        let entered = py.call_engine(|| self.0.enter(&parts)).or_raise(py)?;
         let deferred = entered.deferred.into_iter().map(|positions| positions.into_pyarray(py));
         Ok((entered.permit, deferred.collect()))
     }
@@ -60,7 +62,7 @@ impl Permits {
             true => self.0.release(permit),
             false => self.0.give_back(permit),
         };
-        let mut ready = py.detach(take).or_raise(py)?;
+        let mut ready = py.call_engine(take).or_raise(py)?;
         ready.sort_unstable();
         let groups = ready.chunk_by(|a, b| (a.permit, a.part) == (b.permit, b.part));
         let told = groups.map(|group| {
@@ -72,12 +74,12 @@ impl Permits {
 
     /// Lets other threads than the one that acquired a permit release it.
     fn hand_over(&self, py: Python<'_>, permit: u64) -> PyResult<()> {
-        py.detach(|| self.0.hand_over(permit)).or_raise(py)
+        py.call_engine(|| self.0.hand_over(permit)).or_raise(py)
     }
 
     /// Counters, as a dict.
     fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let stats = py.detach(|| self.0.stats()).or_raise(py)?;
+        let stats = py.call_engine(|| self.0.stats()).or_raise(py)?;
         json_value(py, &stats)
     }
 }

@@ -3,8 +3,9 @@
 //! A trace comes as flat arrays: the rows of all queries, one query after another, and where each
 //! begins. Everything is computed detached, and looks for signals some ten times a second.
 
+use crate::convert::report;
 use crate::error::{Carried, OrRaise, misuse};
-use crate::maintenance::report;
+use crate::logs::CallEngine;
 use embedrock_core as core;
 use embedrock_placement as placement;
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1};
@@ -45,7 +46,7 @@ pub(crate) fn number_rows<'py>(
         .iter()
         .map(|(values, offsets)| Ok::<_, PyErr>((values.as_slice()?, offsets.as_slice()?)));
     let slices = slices.collect::<PyResult<Vec<_>>>()?;
-    let outcome = py.detach(|| {
+    let outcome = py.call_engine(|| {
         let offsets = slices.iter().map(|(_, offsets)| places(offsets));
         let offsets = offsets.collect::<core::Result<Vec<_>>>()?;
         let tables = slices.iter().zip(&offsets);
@@ -86,7 +87,7 @@ pub(crate) fn place_rows<'py>(
 ) -> PyResult<Array<'py, u32>> {
     let (rows, offsets) = (rows.as_slice()?, offsets.as_slice()?);
     let mut teller = Teller::new(progress.as_ref());
-    let outcome = py.detach(|| {
+    let outcome = py.call_engine(|| {
         let trace = trace(num_rows, rows, offsets)?;
         let usual = match method {
             "shp" => PartitionOptions::of_maxembed(rows_per_page),
@@ -133,7 +134,7 @@ pub(crate) fn place_replicas<'py>(
 ) -> PyResult<(Array<'py, i64>, Array<'py, u32>)> {
     let (rows, offsets, order) = (rows.as_slice()?, offsets.as_slice()?, order.as_slice()?);
     let mut teller = Teller::new(progress.as_ref());
-    let outcome = py.detach(|| {
+    let outcome = py.call_engine(|| {
         let placement = mirror(Placement::new(order.to_vec(), rows_per_page))?;
         let trace = trace(order.len(), rows, offsets)?;
         let queries = trace.queries();
@@ -187,7 +188,7 @@ pub(crate) fn count_pages<'py>(
     let (rows, offsets, order) = (rows.as_slice()?, offsets.as_slice()?, order.as_slice()?);
     let (starts, replicas) = (starts.as_slice()?, replicas.as_slice()?);
     let mut teller = Teller::new(progress.as_ref());
-    let outcome = py.detach(|| {
+    let outcome = py.call_engine(|| {
         let placement = mirror(Placement::new(order.to_vec(), rows_per_page))?;
         let trace = trace(order.len(), rows, offsets)?;
         let starts = places(starts)?;
@@ -242,7 +243,7 @@ pub(crate) fn place_strawman<'py>(
 ) -> PyResult<(Array<'py, i64>, Array<'py, u32>)> {
     let (rows, offsets) = (rows.as_slice()?, offsets.as_slice()?);
     let mut teller = Teller::new(progress.as_ref());
-    let outcome = py.detach(|| {
+    let outcome = py.call_engine(|| {
         let trace = trace(num_rows, rows, offsets)?;
         let queries = trace.queries();
         let usual = PartitionOptions { seed, threads, ..PartitionOptions::new(rows_per_page) };
@@ -296,7 +297,7 @@ pub(crate) fn serve_pages<'py>(
 ) -> PyResult<(u64, u64, u64, u64, Array<'py, u64>)> {
     let (rows, offsets) = (rows.as_slice()?, offsets.as_slice()?);
     let (starts, page_rows) = (starts.as_slice()?, page_rows.as_slice()?);
-    let outcome = py.detach(|| {
+    let outcome = py.call_engine(|| {
         let trace = trace(num_rows, rows, offsets)?;
         let queries = trace.queries();
         if first > queries.len() {

@@ -2,6 +2,7 @@
 
 use crate::arrays::{RowsOut, to_fill};
 use crate::error::OrRaise;
+use crate::logs::CallEngine;
 use numpy::PyReadwriteArray1;
 use pyo3::prelude::*;
 use std::sync::{Mutex, PoisonError};
@@ -39,7 +40,7 @@ impl Scan {
         let mut state = state.as_ref().map(to_fill).transpose()?;
         let (keys, values) = (keys.as_slice_mut()?, values.as_slice_mut()?);
         let state = state.as_mut().map(|state| state.as_slice_mut()).transpose()?;
-        py.detach(|| {
+        py.call_engine(|| {
             let mut scan = self.scan.lock().unwrap_or_else(PoisonError::into_inner);
             scan.next_batch(keys, values, state)
         })

@@ -1,6 +1,7 @@
 //! The server for Python: started with an open store, stopped detached from the interpreter.
 
 use crate::error::OrRaise;
+use crate::logs::CallEngine;
 use crate::store::Store;
 use embedrock_server as server;
 use pyo3::prelude::*;
@@ -74,7 +75,7 @@ impl Server {
             ..usual
         };
         let store = store.core().clone();
-        py.detach(|| server::Server::start(store, options)).map(Self).or_raise(py)
+        py.call_engine(|| server::Server::start(store, options)).map(Self).or_raise(py)
     }
 
     /// Where clients reach it, as HOST:PORT.
@@ -94,12 +95,12 @@ impl Server {
 
     /// Reads the map of its cluster again, and returns how many maps there were.
     fn reload_map(&self, py: Python<'_>) -> PyResult<u64> {
-        py.detach(|| self.0.reload_map()).or_raise(py)
+        py.call_engine(|| self.0.reload_map()).or_raise(py)
     }
 
     /// Reads its certificate and key again.
     fn reload_certificate(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.0.reload_certificate()).or_raise(py)
+        py.call_engine(|| self.0.reload_certificate()).or_raise(py)
     }
 
     /// Has clients give another password from then on.
@@ -114,12 +115,12 @@ impl Server {
 
     /// False once it was stopped, or a thread of it has ended by itself.
     fn is_running(&self, py: Python<'_>) -> bool {
-        py.detach(|| self.0.is_running())
+        py.call_engine(|| self.0.is_running())
     }
 
     /// Stops: requests that came are answered, and a store that is open to write is committed.
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.0.stop()).or_raise(py)
+        py.call_engine(|| self.0.stop()).or_raise(py)
     }
 }
 

@@ -6,16 +6,16 @@ mod window;
 
 use crate::arrays::{Keys, Rows, RowsOut, ValuesOut, to_fill};
 use crate::commit::PendingCommit;
+use crate::convert::{json_value, report};
 use crate::error::{Carried, OrRaise, misuse};
 use crate::lent::Arrays;
-use crate::maintenance::report;
+use crate::logs::CallEngine;
 use crate::scan::Scan;
 use embedrock_core as core;
 use numpy::PyReadwriteArray1;
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::PyBytes;
-use serde::Serialize;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -149,7 +149,7 @@ impl Store {
             read_only,
             check_disk,
         };
-        let core = py.detach(|| core::Store::open(&path, options)).or_raise(py)?;
+        let core = py.call_engine(|| core::Store::open(&path, options)).or_raise(py)?;
         let store = Self(core, Budget { memory: memory.to_owned(), told: AtomicBool::new(false) });
         store.tell_budget(py)?;
         Ok(store)
@@ -159,39 +159,39 @@ impl Store {
     fn table(&self, py: Python<'_>, spec: &str) -> PyResult<TableId> {
         let spec: core::TableSpec = serde_json::from_str(spec)
             .map_err(|error| misuse(py, format!("table parameters: {error}")))?;
-        py.detach(|| self.0.table(&spec)).map(TableId).or_raise(py)
+        py.call_engine(|| self.0.table(&spec)).map(TableId).or_raise(py)
     }
 
     /// The table of that name, or None.
     fn find_table(&self, py: Python<'_>, name: &str) -> PyResult<Option<TableId>> {
         self.check_call(py)?;
-        Ok(py.detach(|| self.0.find_table(name)).map(TableId))
+        Ok(py.call_engine(|| self.0.find_table(name)).map(TableId))
     }
 
     /// Handles of all tables, in order of creation.
     fn tables(&self, py: Python<'_>) -> PyResult<Vec<TableId>> {
         self.check_call(py)?;
-        let tables = py.detach(|| self.0.tables());
+        let tables = py.call_engine(|| self.0.tables());
         Ok(tables.into_iter().map(|info| TableId(info.id)).collect())
     }
 
     /// What the store knows of a table, as a dict.
     fn table_info(&self, py: Python<'_>, table: PyRef<'_, TableId>) -> PyResult<Py<PyAny>> {
         let table = table.0;
-        let info = py.detach(|| self.0.table_info(table)).or_raise(py)?;
+        let info = py.call_engine(|| self.0.table_info(table)).or_raise(py)?;
         json_value(py, &info)
     }
 
     /// Drops a table with all its rows, with the next commit.
     fn drop_table(&self, py: Python<'_>, table: PyRef<'_, TableId>) -> PyResult<()> {
         let table = table.0;
-        py.detach(|| self.0.drop_table(table)).or_raise(py)
+        py.call_engine(|| self.0.drop_table(table)).or_raise(py)
     }
 
     /// Gives a table another name, with the next commit.
     fn rename_table(&self, py: Python<'_>, table: PyRef<'_, TableId>, name: &str) -> PyResult<()> {
         let table = table.0;
-        py.detach(|| self.0.rename_table(table, name)).or_raise(py)
+        py.call_engine(|| self.0.rename_table(table, name)).or_raise(py)
     }
 
     /// Gives a dense table more ids, with the next commit.
@@ -202,7 +202,7 @@ impl Store {
         num_embeddings: u64,
     ) -> PyResult<()> {
         let table = table.0;
-        py.detach(|| self.0.grow_table(table, num_embeddings)).or_raise(py)
+        py.call_engine(|| self.0.grow_table(table, num_embeddings)).or_raise(py)
     }
 
     /// Fills each batch's values (and state) with the rows of its keys. Values are float32, or
@@ -228,7 +228,7 @@ impl Store {
                 state: state.as_mut().map(|state| state.as_slice_mut()).transpose()?,
             });
         }
-        py.detach(|| self.0.get(&mut requests)).or_raise(py)?;
+        py.call_engine(|| self.0.get(&mut requests)).or_raise(py)?;
         self.tell_budget(py)
     }
 
@@ -256,7 +256,7 @@ impl Store {
             });
         }
         let _loan = arrays.lend(py)?;
-        py.detach(|| self.0.put(&requests)).or_raise(py)?;
+        py.call_engine(|| self.0.put(&requests)).or_raise(py)?;
         self.tell_budget(py)
     }
 
@@ -273,7 +273,7 @@ impl Store {
     ) -> PyResult<(u64, u64, u64, Option<f64>)> {
         let (requests, clip) = (update_batches(py, &batches, non_finite, step)?, bounds(clip));
         let _loan = gradients(&batches)?.lend(py)?;
-        let report = py.detach(|| self.0.update_within(&requests, &clip)).or_raise(py)?;
+        let report = py.call_engine(|| self.0.update_within(&requests, &clip)).or_raise(py)?;
         self.tell_budget(py)?;
         Ok((report.rows, report.skipped, report.saturated, report.norm))
     }
@@ -289,7 +289,7 @@ impl Store {
     ) -> PyResult<f64> {
         let (requests, clip) = (update_batches(py, &batches, non_finite, None)?, bounds(clip));
         let _loan = gradients(&batches)?.lend(py)?;
-        py.detach(|| self.0.gradient_norm(&requests, &clip)).or_raise(py)
+        py.call_engine(|| self.0.gradient_norm(&requests, &clip)).or_raise(py)
     }
 
     /// Calls `function(values, state)` with the rows of the distinct keys and stores what the two
@@ -335,19 +335,19 @@ impl Store {
         later_pins_stay: bool,
     ) -> PyResult<()> {
         self.check_call(py)?;
-        py.detach(|| self.0.check_may_go_back(sequence, later_pins_stay)).or_raise(py)
+        py.call_engine(|| self.0.check_may_go_back(sequence, later_pins_stay)).or_raise(py)
     }
 
     /// Whether the commit at hand is held, so that no writer drops it.
     fn is_held(&self, py: Python<'_>) -> PyResult<bool> {
         self.check_call(py)?;
-        Ok(py.detach(|| self.0.is_held()))
+        Ok(py.call_engine(|| self.0.is_held()))
     }
 
     /// Deletes keys; returns how many had a row.
     fn delete(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys) -> PyResult<u64> {
         let (table, keys) = (table.0, keys.as_slice());
-        py.detach(|| self.0.delete(table, keys)).or_raise(py)
+        py.call_engine(|| self.0.delete(table, keys)).or_raise(py)
     }
 
     /// Sets `out[i]` where `keys[i]` has a row.
@@ -359,13 +359,13 @@ impl Store {
         mut out: PyReadwriteArray1<'_, bool>,
     ) -> PyResult<()> {
         let (table, keys, out) = (table.0, keys.as_slice(), out.as_slice_mut()?);
-        py.detach(|| self.0.contains(table, keys, out)).or_raise(py)
+        py.call_engine(|| self.0.contains(table, keys, out)).or_raise(py)
     }
 
     /// Brings hot rows to where they are read soonest; returns how many came.
     fn promote(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys) -> PyResult<u64> {
         let (table, keys) = (table.0, keys.as_slice());
-        let promoted = py.detach(|| self.0.promote(table, keys)).or_raise(py)?;
+        let promoted = py.call_engine(|| self.0.promote(table, keys)).or_raise(py)?;
         self.tell_budget(py)?;
         Ok(promoted)
     }
@@ -373,7 +373,7 @@ impl Store {
     /// Announces the keys of one coming get of the table.
     fn lookahead(&self, py: Python<'_>, table: PyRef<'_, TableId>, keys: Keys) -> PyResult<()> {
         let (table, keys) = (table.0, keys.as_slice());
-        py.detach(|| self.0.lookahead(table, keys)).or_raise(py)?;
+        py.call_engine(|| self.0.lookahead(table, keys)).or_raise(py)?;
         self.tell_budget(py)
     }
 
@@ -408,7 +408,7 @@ impl Store {
     /// `evict`.
     #[pyo3(signature = (number, evict=false))]
     fn finish(&self, py: Python<'_>, number: u64, evict: bool) -> PyResult<()> {
-        py.detach(|| match evict {
+        py.call_engine(|| match evict {
             true => self.0.finish_range(number),
             false => self.0.finish(number),
         })
@@ -417,22 +417,22 @@ impl Store {
 
     /// Forgets what is announced.
     fn clear_announced(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.0.clear_announced()).or_raise(py)
+        py.call_engine(|| self.0.clear_announced()).or_raise(py)
     }
 
     /// Forgets what is announced and gives the window's memory back.
     fn release_window(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.0.release_window()).or_raise(py)
+        py.call_engine(|| self.0.release_window()).or_raise(py)
     }
 
     /// Lets the window rest, or go on.
     fn pause_window(&self, py: Python<'_>, pause: bool) -> PyResult<()> {
-        py.detach(|| self.0.pause_window(pause)).or_raise(py)
+        py.call_engine(|| self.0.pause_window(pause)).or_raise(py)
     }
 
     /// What the look-ahead window did, as a dict.
     fn window_stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let stats = py.detach(|| self.0.window_stats()).or_raise(py)?;
+        let stats = py.call_engine(|| self.0.window_stats()).or_raise(py)?;
         json_value(py, &stats)
     }
 
@@ -446,7 +446,7 @@ impl Store {
     /// How many keys of the table are written and not deleted.
     fn len(&self, py: Python<'_>, table: PyRef<'_, TableId>) -> PyResult<u64> {
         let table = table.0;
-        py.detach(|| self.0.len(table)).or_raise(py)
+        py.call_engine(|| self.0.len(table)).or_raise(py)
     }
 
     /// Starts an iteration over the written rows of the table; `stored` wants them in the order of
@@ -456,7 +456,7 @@ impl Store {
         let table = table.0;
         let begin =
             if stored { embedrock_core::Store::scan_stored } else { embedrock_core::Store::scan };
-        let scan = py.detach(|| begin(&self.0, table)).or_raise(py)?;
+        let scan = py.call_engine(|| begin(&self.0, table)).or_raise(py)?;
         Ok(Scan::new(self.0.clone(), scan))
     }
 
@@ -472,7 +472,7 @@ impl Store {
     ) -> PyResult<u64> {
         let table = table.0;
         let mut carried = Carried::default();
-        let outcome = py.detach(|| {
+        let outcome = py.call_engine(|| {
             self.0.digest(table, &mut |done, total| {
                 report(&mut carried, progress.as_ref(), done, total)
             })
@@ -482,7 +482,7 @@ impl Store {
 
     /// Fills the cache with stored rows; returns how many were loaded.
     fn warm(&self, py: Python<'_>) -> PyResult<u64> {
-        let rows = py.detach(|| self.0.warm()).or_raise(py)?;
+        let rows = py.call_engine(|| self.0.warm()).or_raise(py)?;
         self.tell_budget(py)?;
         Ok(rows)
     }
@@ -500,7 +500,7 @@ impl Store {
     ) -> PyResult<Py<PyAny>> {
         let state: Vec<(&str, &[u8])> =
             state.iter().map(|(name, bytes)| (&**name, &**bytes)).collect();
-        let made = py.detach(|| match pin {
+        let made = py.call_engine(|| match pin {
             Some(name) => self.0.commit_pinned(step, meta, &state, name),
             None => self.0.commit(step, meta, &state),
         });
@@ -510,7 +510,7 @@ impl Store {
 
     /// As `commit`, with the named byte strings of the commit before.
     fn commit_with_last_state(&self, py: Python<'_>, step: u64, meta: &str) -> PyResult<Py<PyAny>> {
-        let info = py.detach(|| self.0.commit_with_last_state(step, meta)).or_raise(py)?;
+        let info = py.call_engine(|| self.0.commit_with_last_state(step, meta)).or_raise(py)?;
         json_value(py, &info)
     }
 
@@ -526,7 +526,7 @@ impl Store {
     ) -> PyResult<PendingCommit> {
         let state: Vec<(&str, &[u8])> =
             state.iter().map(|(name, bytes)| (&**name, &**bytes)).collect();
-        let pending = py.detach(|| match pin {
+        let pending = py.call_engine(|| match pin {
             Some(name) => self.0.commit_pinned_in_background(step, meta, &state, name),
             None => self.0.commit_in_background(step, meta, &state),
         });
@@ -535,44 +535,44 @@ impl Store {
 
     /// Keeps the commit of a step until the name is taken away; returns the pin as a dict.
     fn pin(&self, py: Python<'_>, step: u64, name: &str) -> PyResult<Py<PyAny>> {
-        let pin = py.detach(|| self.0.pin(step, name)).or_raise(py)?;
+        let pin = py.call_engine(|| self.0.pin(step, name)).or_raise(py)?;
         json_value(py, &pin)
     }
 
     /// Takes a name away from its commit.
     fn unpin(&self, py: Python<'_>, name: &str) -> PyResult<()> {
-        py.detach(|| self.0.unpin(name)).or_raise(py)
+        py.call_engine(|| self.0.unpin(name)).or_raise(py)
     }
 
     /// The pinned commits, oldest first, as dicts.
     fn pins(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let pins = py.detach(|| self.0.pins()).or_raise(py)?;
+        let pins = py.call_engine(|| self.0.pins()).or_raise(py)?;
         json_value(py, &pins)
     }
 
     /// The commits that are kept, oldest first, as dicts.
     fn commits(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.check_call(py)?;
-        let commits = py.detach(|| self.0.commits());
+        let commits = py.call_engine(|| self.0.commits());
         json_value(py, &commits)
     }
 
     /// The commit opened at or made last, as a dict, or None.
     fn last_commit(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.check_call(py)?;
-        let commit = py.detach(|| self.0.last_commit());
+        let commit = py.call_engine(|| self.0.last_commit());
         json_value(py, &commit)
     }
 
     /// Moves a reader to the newest commit; that commit as a dict, or None when it was open.
     fn refresh(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let commit = py.detach(|| self.0.refresh()).or_raise(py)?;
+        let commit = py.call_engine(|| self.0.refresh()).or_raise(py)?;
         json_value(py, &commit)
     }
 
     /// The named byte strings of the commit opened at or made last.
     fn state<'py>(&self, py: Python<'py>) -> PyResult<Vec<(String, Bound<'py, PyBytes>)>> {
-        let state = py.detach(|| self.0.state()).or_raise(py)?;
+        let state = py.call_engine(|| self.0.state()).or_raise(py)?;
         Ok(state.into_iter().map(|(name, bytes)| (name, PyBytes::new(py, &bytes))).collect())
     }
 
@@ -585,7 +585,7 @@ impl Store {
 
     /// Counters and sizes, as a nested dict.
     fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let stats = py.detach(|| self.0.stats()).or_raise(py)?;
+        let stats = py.call_engine(|| self.0.stats()).or_raise(py)?;
         json_value(py, &stats)
     }
 
@@ -598,12 +598,12 @@ impl Store {
         bytes: Option<usize>,
         depth: Option<usize>,
     ) -> PyResult<f64> {
-        py.detach(|| self.0.device_rate(bytes, depth, seconds)).or_raise(py)
+        py.call_engine(|| self.0.device_rate(bytes, depth, seconds)).or_raise(py)
     }
 
     /// Closes the store; returns the (batches, rows) that no commit holds.
     fn close(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
-        let lost = py.detach(|| self.0.close()).or_raise(py)?;
+        let lost = py.call_engine(|| self.0.close()).or_raise(py)?;
         Ok((lost.batches, lost.rows))
     }
 }
@@ -637,12 +637,6 @@ fn gradients<'py>(batches: &[UpdateParts<'py>]) -> PyResult<Arrays<'py>> {
 fn bounds(given: Option<Bounds>) -> core::Clip {
     let (value, row_norm, norm, other_norm) = given.unwrap_or_default();
     core::Clip { value, row_norm, norm, other_norm }
-}
-
-/// A serializable value as plain Python objects.
-pub(crate) fn json_value(py: Python<'_>, value: &impl Serialize) -> PyResult<Py<PyAny>> {
-    let text = serde_json::to_string(value).map_err(|error| misuse(py, error.to_string()))?;
-    Ok(py.import("json")?.call_method1("loads", (text,))?.unbind())
 }
 
 fn policy_kind(py: Python<'_>, name: &str) -> PyResult<core::config::PolicyKind> {

@@ -1,7 +1,8 @@
 //! The torture run of `embedrock torture`: stores on a simulated device, inside this module.
 
+use crate::convert::json_value;
 use crate::error::misuse;
-use crate::store::json_value;
+use crate::logs::quietly;
 use embedrock_torture::{Failure, minimise, parse, text};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
@@ -29,7 +30,8 @@ pub(crate) fn torture(
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let command = parse(&options, seed, cores).map_err(|what| misuse(py, what))?;
     let mut raised = None;
-    let report = py.detach(|| {
+    // Simulated stores are nobody's, and fail all the time.
+    let run = || {
         let outcome = command.soak.run(&mut |at| {
             Python::attach(|py| {
                 if py.check_signals().is_err() {
@@ -55,7 +57,8 @@ pub(crate) fn torture(
         report["text"] = text::outcome(&outcome).into();
         report["failure_texts"] = failures.into();
         report
-    });
+    };
+    let report = py.detach(|| quietly(run));
     match raised {
         Some(raised) => Err(raised),
         None => json_value(py, &report),

@@ -8,6 +8,7 @@ use rustix::net::sockopt::{
     set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl,
 };
 use std::io::{self, ErrorKind, Write};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -73,7 +74,7 @@ impl Acceptor {
     fn accept_all(&mut self) -> Option<Duration> {
         loop {
             match self.listener.accept() {
-                Ok((socket, _)) => self.hand_over(socket),
+                Ok((socket, peer)) => self.hand_over(socket, peer),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
                 Err(error)
                     if matches!(
@@ -82,18 +83,24 @@ impl Acceptor {
                             | ErrorKind::ConnectionAborted
                             | ErrorKind::ConnectionReset
                     ) => {}
-                Err(_) => return Some(PAUSE),
+                Err(error) => {
+                    self.shared.limits.not_accepted(&error);
+                    return Some(PAUSE);
+                }
             }
         }
     }
 
-    fn hand_over(&mut self, mut socket: TcpStream) {
+    fn hand_over(&mut self, mut socket: TcpStream, peer: SocketAddr) {
         let metrics = &self.shared.metrics;
         let most = self.shared.options.max_connections;
         let seat = self.shared.clients.seat(most);
         let is_refused = seat.is_none();
         let counter = if is_refused { &metrics.rejected } else { &metrics.accepted };
         counter.inc();
+        if is_refused {
+            self.shared.limits.full(peer, most);
+        }
         let Some(seat) = seat.or_else(|| self.shared.clients.refused_seat()) else {
             // Whoever does not take it learns of it by the end of the connection.
             let _ = socket.write(format!("-ERR {TOO_MANY}\r\n").as_bytes());

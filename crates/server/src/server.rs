@@ -4,6 +4,7 @@ use crate::acceptor::Acceptor;
 use crate::catalog::Catalog;
 use crate::clients::Clients;
 use crate::cluster::Cluster;
+use crate::events::{self, Limits};
 use crate::gather::{Loans, Plan};
 use crate::hot::{self, HotSets};
 use crate::metrics::Metrics;
@@ -89,6 +90,7 @@ impl Server {
             loans: Loans::default(),
             cluster,
             metrics: Metrics::new(),
+            limits: Limits::default(),
             moves: RwLock::new(()),
             queued: Arc::default(),
             clients: Clients::new(options.client_memory()),
@@ -155,6 +157,7 @@ impl Server {
         let watch = watch.transpose()?;
         let acceptor = spawn("serve-accept", move || looped(acceptor.run()))?;
         let threads = Mutex::new(Some(Threads { acceptor, workers, loans, timer, hot, watch }));
+        events::started(&shared, metrics_address);
         Ok(Self { shared, metrics_address, posts, acceptor_waker, threads })
     }
 
@@ -190,7 +193,9 @@ impl Server {
         let tls = self.shared.tls.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::Misuse, "this server does not encrypt: it has no certificate")
         })?;
-        tls.reload()
+        tls.reload()?;
+        events::certificate_read(tls.certificate());
+        Ok(())
     }
 
     /// Has clients give another password from then on. Those that were let in stay.
@@ -204,6 +209,8 @@ impl Server {
             return Err(Error::new(ErrorKind::Misuse, message));
         }
         *held = Some(password);
+        drop(held);
+        events::password_changed();
         Ok(())
     }
 
@@ -230,6 +237,7 @@ impl Server {
     /// clients that do not take their replies, and for the commit.
     pub fn stop(&self) -> Result<()> {
         let Some(threads) = self.threads.lock().take() else { return Ok(()) };
+        events::stopping();
         // Pairs with the acquires of the threads that accept.
         self.shared.is_stopping.store(true, Ordering::Release);
         // If it cannot be woken it has ended.
@@ -253,6 +261,7 @@ impl Server {
             status.thread().unpark();
             outcome = outcome.and(join(status));
         }
+        events::stopped(&self.shared, &outcome);
         outcome
     }
 }

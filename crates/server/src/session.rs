@@ -1,9 +1,11 @@
 //! The state that a connection has set for itself, and its replies.
 
 use crate::commands::Queue;
+use crate::events::Peer;
 use crate::linger::Linger;
 use crate::output::Output;
 use crate::resp::Protocol;
+use std::net::SocketAddr;
 use std::time::Instant;
 
 /// A connection's side of a conversation.
@@ -11,6 +13,8 @@ use std::time::Instant;
 pub(crate) struct Session {
     /// Unique among all connections of the server.
     pub(crate) id: u64,
+    /// Who is at the other end, where that was known at the beginning.
+    pub(crate) address: Option<SocketAddr>,
     pub(crate) protocol: Protocol,
     /// Whether it may ask for more than to be let in.
     pub(crate) is_admitted: bool,
@@ -45,6 +49,7 @@ impl Session {
     pub(crate) fn new(id: u64, is_admitted: bool) -> Self {
         Self {
             id,
+            address: None,
             protocol: Protocol::default(),
             is_admitted,
             outside_since: Instant::now(),
@@ -61,6 +66,11 @@ impl Session {
             queue: None,
             running: None,
         }
+    }
+
+    /// Who is at the other end, for the log.
+    pub(crate) fn peer(&self) -> Peer {
+        Peer(self.address)
     }
 
     /// Refuses one request, of which no more is known than what is wrong with it. Those behind it

@@ -5,6 +5,7 @@ use crate::certificate;
 use crate::clients::Clients;
 use crate::cluster::Cluster;
 use crate::commands::Queued;
+use crate::events::Limits;
 use crate::gather::{Loans, Plan};
 use crate::hot::HotSets;
 use crate::metrics::Metrics;
@@ -42,6 +43,8 @@ pub(crate) struct Shared {
     /// the store moves to another commit. Taken before the locks of the store that verbs take.
     pub(crate) moves: RwLock<()>,
     pub(crate) metrics: Metrics,
+    /// Limits of what it may have to log often.
+    pub(crate) limits: Limits,
     /// Memory of requests that wait for `EXEC`.
     pub(crate) queued: Arc<Queued>,
     /// The resources that connections use.

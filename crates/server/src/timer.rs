@@ -1,5 +1,6 @@
 //! The thread that commits and refreshes: on a timer, when a client asks for it, and at the end.
 
+use crate::events;
 use crate::refusal::Refusal;
 use crate::server::reload_map;
 use crate::shared::Shared;
@@ -172,7 +173,8 @@ fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Finished> {
                 step: done.as_ref().ok().and_then(Finished::step),
                 failure: failure.clone(),
             });
-            *shared.timer_failure.lock() = failure;
+            let was_failing = std::mem::replace(&mut *shared.timer_failure.lock(), failure.clone());
+            events::task(shared, failure.as_deref(), was_failing.is_some(), begin.elapsed());
         }
     }
     done

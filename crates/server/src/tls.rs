@@ -43,6 +43,11 @@ impl Tls {
         Ok(())
     }
 
+    /// The file of its certificate.
+    pub(crate) fn certificate(&self) -> &Path {
+        &self.files.certificate
+    }
+
     /// The configuration of new sessions.
     pub(crate) fn config(&self) -> Arc<ServerConfig> {
         self.loaded.read().config.clone()

@@ -277,6 +277,7 @@ impl Worker {
         }
         let is_admitted = self.shared.options.password.is_none() && !is_refused;
         let mut session = Session::new(id, is_admitted);
+        session.address = stream.socket().peer_addr().ok();
         if is_refused {
             session.refuse("ERR", TOO_MANY);
         }
@@ -386,6 +387,7 @@ impl Worker {
                     Ok(Decoded::Refused(length, reason)) => {
                         shared.metrics.refused.inc();
                         session.refuse_one(&reason);
+                        shared.limits.oversized(&session.peer());
                         has_refused = true;
                         input.consume(length);
                         has_taken = true;
@@ -393,6 +395,7 @@ impl Worker {
                     }
                     Err(error) => {
                         shared.metrics.malformed.inc();
+                        shared.limits.malformed(&session.peer());
                         session.refuse("ERR", &error.to_string());
                         break;
                     }
@@ -433,11 +436,15 @@ impl Worker {
             match connection.read(&mut self.buffers, most) {
                 Ok(0) => break,
                 Ok(count) => bytes += count,
-                Err(_) if connection.stream.is_refused() => {
+                Err(error) if connection.stream.is_refused() => {
+                    shared.limits.handshake(&connection.session.peer(), &error);
                     connection.session.end_with_reason();
                     break;
                 }
-                Err(_) => {
+                Err(error) => {
+                    if connection.stream.is_beginning() {
+                        shared.limits.handshake(&connection.session.peer(), &error);
+                    }
                     connection.session.is_ending = true;
                     connection.is_writable = false;
                     connection.session.has_failed = true;
@@ -559,12 +566,14 @@ impl Worker {
             }
             if connection.is_left(silent) {
                 self.shared.metrics.timed_out.inc();
+                self.shared.limits.abandoned(&connection.session.peer());
                 self.end(number);
                 continue;
             }
             let is_idle = !connection.session.has_job && idle.is_some_and(|idle| silent >= idle);
             if is_idle || connection.is_stalled(stall) {
                 self.shared.metrics.timed_out.inc();
+                self.shared.limits.timed_out(&connection.session.peer(), silent, is_idle);
                 if connection.is_stuck() {
                     connection.refuse(&not_taken(&self.shared.options));
                     self.make_due(number);
@@ -598,6 +607,10 @@ impl Worker {
             let numbers = 0..self.connections.len();
             let Some(most) = numbers.max_by_key(|n| counted(&self.connections[*n])) else { return };
             self.shared.metrics.overflowed.inc();
+            if let Some(connection) = &self.connections[most] {
+                let peer = connection.session.peer();
+                self.shared.limits.overflowed(&peer, connection.counted);
+            }
             match &mut self.connections[most] {
                 Some(connection) if connection.is_mostly_input() && !connection.has_lent() => {
                     connection.refuse(&too_much(&self.shared.options));

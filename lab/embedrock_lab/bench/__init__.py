@@ -1,7 +1,7 @@
 """Benchmarks: each figure by one definition, each row read verified.
 
-A bench is a module of this package with two functions: ``add_arguments(parser)`` adds its options,
-``run(options)`` measures and returns a report (a third, ``render(report)``, where people need
+A bench is a module of this package with a dataclass, ``Options``, and a function:
+``run(options)`` measures and returns a report (another, ``render(report)``, where people need
 another text than all results): a dict with ``figures`` (name to number, None where
 it could not be measured), ``machine``, ``device``, ``settings``, ``results`` and ``notes``. Without
 options a bench runs exactly the settings of its definition (``docs/benchmarks.md``). PyTorch is
@@ -13,9 +13,10 @@ imported by those figures alone that compare with it.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from typing import Any, Protocol, cast
+
+from embedrock_lab.bench.options import Given
 
 __all__ = ["BENCHES", "Bench", "load"]
 
@@ -55,13 +56,20 @@ BENCHES = {
 """Every bench by name, and what it measures."""
 
 
+HARNESSES = {
+    "replay": ["race", "ycsb", "memory", "lookahead", "recdb"],
+    "training": ["loops", "models", "kge", "recommend", "gnn"],
+}
+"""Packages of benches that share most of what they do; the others are modules here."""
+
+
 class Bench(Protocol):
     """What a module of this package offers."""
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the bench's options, all with the definition's settings as defaults."""
+    Options: type[Given]
+    """Its options, all with the definition's settings as defaults."""
 
-    def run(self, options: argparse.Namespace) -> dict[str, Any]:
+    def run(self, options: Any) -> dict[str, Any]:
         """Measures, and returns the report."""
 
 
@@ -69,4 +77,5 @@ def load(name: str) -> Bench:
     """The bench of that name."""
     if name not in BENCHES:
         raise KeyError(f"there is no bench {name!r}, expected one of {', '.join(BENCHES)}")
-    return cast(Bench, importlib.import_module(f"{__name__}.{name}"))
+    package = next((f"{package}." for package, names in HARNESSES.items() if name in names), "")
+    return cast(Bench, importlib.import_module(f"{__name__}.{package}{name}"))

@@ -2,7 +2,7 @@
 
 Each key of a skewed trace is used: a row that is there counts as used, one that is not is admitted,
 and another one has to go. Rows have one word, so that what is timed is finding, replacing and
-locking. Contestants, each with LRU and LFU:
+locking. Systems, each with LRU and LFU:
 
 * ``sets-8`` to ``sets-32``: the engine's own row cache with so many rows to a set, gone over as its
   verbs do; ``sets-32-plain``: the same without asking for lines ahead.
@@ -23,18 +23,19 @@ list minus sets of 32. *Source*: SSDHashEmbed, figure 6 and table 3.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedrock_lab.bench.common import Report, add_common
+from embedrock_lab.bench.common import Report
+from embedrock_lab.bench.options import Common, option, patience_of
 from embedrock_lab.bench.plots import pyplot_or_note, save
 from embedrock_lab.bench.program import Program, quietest, timed_of
 from embedrock_lab.measure.noise import Timed, interleave
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 PROGRAM = Path(".cache/peers/embedrock-cachebench")
 POLICIES = ("lru", "lfu")
@@ -54,30 +55,27 @@ FIGURES = ["replacement_ns", "hit_loss_lru", "hit_loss_lfu"]
 FIGURES += ["vs_list_lru", "vs_list_lfu", "vs_list_lru_2", "vs_list_lfu_2"]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument("--split-ids", type=int, default=3_700_000, help="ids of the 80/20 skew")
-    parser.add_argument("--zipf-ids", type=int, default=4_000_000, help="ids of the Zipf skew")
-    parser.add_argument("--zipf", type=float, default=0.9, help="exponent of the Zipf skew")
-    parser.add_argument("--batch", type=int, default=131_072, help="keys of a batch")
-    parser.add_argument("--batches", type=int, default=20, help="batches that are timed")
-    parser.add_argument("--warm", type=int, default=11, help="batches before the timed ones")
-    parser.add_argument(
-        "--drift",
-        type=float,
-        default=0.05,
-        help="share of popularity ranks that get another id after each batch, where it drifts",
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    split_ids: int = option(3_700_000, "ids of the 80/20 skew")
+    zipf_ids: int = option(4_000_000, "ids of the Zipf skew")
+    zipf: float = option(0.9, "exponent of the Zipf skew")
+    batch: int = option(131_072, "keys of a batch")
+    batches: int = option(20, "batches that are timed")
+    warm: int = option(11, "batches before the timed ones")
+    drift: float = option(
+        0.05, "share of popularity ranks that get another id after each batch, where it drifts"
     )
-    parser.add_argument(
-        "--threads", type=int, nargs="+", default=[1, 2], help="threads of each run"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each measurement")
-    parser.add_argument("--program", type=Path, default=PROGRAM, help="built by `make peers`")
-    parser.add_argument("--png", type=Path, help="draw the result to this file")
-    add_common(parser, patience_s=20.0)
+    threads: list[int] = option([1, 2], "threads of each run")
+    rounds: int = option(3, "rounds of each measurement")
+    program: Path = option(PROGRAM, "built by `make peers`")
+    png: Path | None = option(None, "draw the result to this file")
+    patience: float = patience_of(20.0)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("cache", options)
     if not options.program.exists():
@@ -97,9 +95,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 class _Bench:
-    """All contestants on all workloads."""
+    """All systems on all workloads."""
 
-    def __init__(self, report: Report, options: argparse.Namespace, program: Program) -> None:
+    def __init__(self, report: Report, options: Options, program: Program) -> None:
         self.report, self.options, self.program = report, options, program
         split: dict[str, Any] = {"ids": options.split_ids, "skew": {"share": [0.8, 0.2]}}
         zipf: dict[str, Any] = {"ids": options.zipf_ids, "skew": {"zipf": options.zipf}}
@@ -113,15 +111,15 @@ class _Bench:
         self.facts: dict[str, dict[str, Any]] = {}
 
     def measure(self, name: str) -> None:
-        """One workload: a table of columns by contestant."""
+        """One workload: a table of columns by system."""
         table: dict[str, dict[str, float]] = {"hit_rate": {}, "beside_bytes": {}}
         self.tables[name] = table
         for threads in self.options.threads:
             self.report.say(f"{name}: {threads} thread{'s' * (threads > 1)}")
             names = [f"{cache}-{policy}" for cache in TIMED for policy in POLICIES]
             deadline = time.monotonic() + self.options.patience
-            turns = [self._turn(name, one, threads, deadline) for one in names]
-            found = interleave(turns, self.options.rounds, self.options.patience)
+            timed = [self._timed(name, one, threads, deadline) for one in names]
+            found = interleave(timed, self.options.rounds, self.options.patience)
             self.report.rounds(f"{name}_{threads}", found)
             times = {one: 1e9 / found.rate(i) for i, one in enumerate(names)}
             table[f"ns_{threads}"] = times
@@ -139,21 +137,23 @@ class _Bench:
                     answer = self._ask(name, TIMED[cache], policy, 1, longer=3)
                     late[f"{cache}-{policy}"] = answer["hits"] / answer["accesses"]
 
-    def _turn(self, workload: str, name: str, threads: int, deadline: float) -> Callable[[], Timed]:
-        """A contestant's turns. They are short: one that was disturbed is repeated at once, and
+    def _timed(
+        self, workload: str, name: str, threads: int, deadline: float
+    ) -> Callable[[], Timed]:
+        """A system's part of a round. It is short: one that was disturbed is repeated at once, and
         the quietest counts.
         """
         cache, _, policy = name.rpartition("-")
 
-        def one_turn() -> Timed:
+        def one_round() -> Timed:
             answer = self._ask(workload, TIMED[cache], policy, threads)
             table = self.tables[workload]
-            # Two threads take turns differently each time, which moves a few hits.
+            # Two threads interleave differently each time, which moves a few hits.
             table["hit_rate"].setdefault(name, answer["hits"] / answer["accesses"])
             table["beside_bytes"].setdefault(name, answer["bytes_beside_row"])
             return timed_of(answer, "accesses")
 
-        return lambda: quietest(one_turn, deadline)
+        return lambda: quietest(one_round, deadline)
 
     def _ask(
         self, workload: str, cache: dict[str, Any], policy: str, threads: int, longer: int = 1

@@ -12,8 +12,8 @@ cost beside those before it. The rows of that commit are verified as they were a
 
 from __future__ import annotations
 
-import argparse
 import statistics
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -21,14 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 import embedrock
-from embedrock_lab.bench import replay
-from embedrock_lab.bench.common import Report, add_common, workspace
+from embedrock_lab.bench import steps
+from embedrock_lab.bench.common import Report, workspace
+from embedrock_lab.bench.options import Common, option, patience_of
 from embedrock_lab.measure import machine
 from embedrock_lab.measure.machine import device_facts
 from embedrock_lab.measure.noise import WAIT_SHARE_MAX, Timed
 from embedrock_lab.measure.rows import distinct_keys, open_resident, ranges, values_of
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 GRADIENT = 0.01
 LR = 0.05
@@ -38,17 +39,19 @@ BATCH_MEANWHILE = 2048
 UPDATES_BEFORE = 200
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the table")
-    parser.add_argument("--dim", type=int, default=32, help="float32 values per row")
-    parser.add_argument("--few", type=int, default=100_000, help="rows of a small commit")
-    parser.add_argument("--small", type=int, default=5, help="commits of few rows")
-    parser.add_argument("--full", type=int, default=3, help="commits of all rows")
-    add_common(parser, patience_s=90.0)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    rows: int = option(10_000_000, "rows of the table")
+    dim: int = option(32, "float32 values per row")
+    few: int = option(100_000, "rows of a small commit")
+    small: int = option(5, "commits of few rows")
+    full: int = option(3, "commits of all rows")
+    patience: float = patience_of(90.0)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("commit", options)
     rows, dim = options.rows, options.dim
@@ -81,7 +84,7 @@ class _Commit(Timed):
 
 
 class _Bench:
-    def __init__(self, options: argparse.Namespace, table: embedrock.Table) -> None:
+    def __init__(self, options: Options, table: embedrock.Table) -> None:
         self.options, self.table = options, table
         self.rng = np.random.default_rng(options.seed)
         self.row_bytes = table.row_bytes
@@ -198,7 +201,7 @@ class _Bench:
         for version in range(int(versions.max())):
             due = versions[keys] > version
             given = np.broadcast_to(gradients, (int(due.sum()), self.options.dim))
-            values[due], state[due] = replay.row_wise_adagrad(values[due], state[due], given, LR)
+            values[due], state[due] = steps.row_wise_adagrad(values[due], state[due], given, LR)
         found_values, found_state = table.get(keys, state=True)
         wrong = (found_values != values).any(axis=1) | (found_state != state).any(axis=1)
         return int(wrong.sum())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import math
@@ -17,12 +16,12 @@ from typing import Any
 
 import embedrock
 from embedrock.errors import MisuseError
+from embedrock_lab.bench.options import Common, Given
 from embedrock_lab.measure import machine
 from embedrock_lab.measure.noise import Rounds
 
 __all__ = [
     "Report",
-    "add_common",
     "import_torch",
     "named_traces",
     "render",
@@ -30,44 +29,22 @@ __all__ = [
     "write_json",
 ]
 
-DIRECTORY = Path(".cache/bench")
 TABLE_WIDTH_MAX = 14
 FREE_BYTES_MIN = 1 << 30
 """Disk that a bench leaves to others."""
 
 
-def add_common(parser: argparse.ArgumentParser, *, patience_s: float = 60.0) -> None:
-    """Adds the options of every bench."""
-    parser.add_argument(
-        "--dir",
-        type=Path,
-        default=DIRECTORY,
-        help="where stores are written, and removed again (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=1, help="seed of the keys (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--patience",
-        type=float,
-        default=patience_s,
-        metavar="S",
-        help="seconds a figure may take to repeat rounds that others disturbed (default: "
-        "%(default)s)",
-    )
-
-
 class Report:
     """The report of a bench while it grows."""
 
-    def __init__(self, name: str, options: argparse.Namespace) -> None:
+    def __init__(self, name: str, options: Given) -> None:
         """A report without figures; ``options`` are its settings."""
         self.name = name
         self.figures: dict[str, float | None] = {}
         self.results: dict[str, Any] = {"mismatches": 0}
         self.notes: list[str] = []
         self.device: dict[str, Any] = {}
-        self.settings = _plain(vars(options))
+        self.settings = _plain({"name": name, **vars(options)})
         self._machine = machine.machine_facts()
         self._begin = time.monotonic()
         self._steal = machine.steal_share()
@@ -112,7 +89,7 @@ class Report:
 
 
 @contextlib.contextmanager
-def workspace(options: argparse.Namespace, needed_bytes: int) -> Iterator[Path]:
+def workspace(options: Common, needed_bytes: int) -> Iterator[Path]:
     """A directory for stores below ``--dir``, gone with everything in it afterwards.
 
     Errors: ``FullError`` when the disk has less than ``needed_bytes`` and a gigabyte to spare.

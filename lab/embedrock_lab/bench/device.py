@@ -1,24 +1,25 @@
 """``device``: what the device gives, and what a store makes of it.
 
-Random reads of every request size and depth, on the written pages of a store, in turns; beside them
-what the store measured when its first table was made, and the page and the depth that follow. The
-figure ``device_rate_4096_64`` is what other benches mean by the device's rate.
+Random reads of every request size and depth, on the written pages of a store, in rounds; beside
+them what the store measured when its first table was made, and the page and the depth that follow.
+The figure ``device_rate_4096_64`` is what other benches mean by the device's rate.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import embedrock
-from embedrock_lab.bench.common import Report, add_common, workspace
+from embedrock_lab.bench.common import Report, workspace
+from embedrock_lab.bench.options import Common, option
 from embedrock_lab.bench.plots import pyplot_or_note, save
 from embedrock_lab.measure import machine
 from embedrock_lab.measure.rows import fill
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 SIZES = [512, 1024, 2048, 4096, 8192, 16_384]
 DEPTHS = [1, 4, 16, 32, 64, 128, 256]
@@ -26,17 +27,18 @@ COMMON = (4096, 64)
 """Request size and depth by which devices are compared."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, default=4_000_000, help="of the store that is read")
-    parser.add_argument("--dim", type=int, default=32, help="float32 values per row")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each size and depth")
-    parser.add_argument("--slice", type=float, default=0.5, metavar="S", help="seconds of a turn")
-    parser.add_argument("--png", type=Path, help="draw the curves to this file")
-    add_common(parser)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    rows: int = option(4_000_000, "of the store that is read")
+    dim: int = option(32, "float32 values per row")
+    rounds: int = option(3, "rounds of each size and depth")
+    slice: float = option(0.5, "seconds of a round", metavar="S")
+    png: Path | None = option(None, "draw the curves to this file")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("device", options)
     rows, dim = options.rows, options.dim
@@ -67,17 +69,17 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _measure(
-    report: Report, store: embedrock.Store, options: argparse.Namespace
+    report: Report, store: embedrock.Store, options: Options
 ) -> dict[tuple[int, int], float]:
     """The median rate of each request size and depth."""
     alignment = report.device["alignment"]
     places = [(size, depth) for size in SIZES if size >= alignment for depth in DEPTHS]
-    turns: dict[tuple[int, int], list[float]] = {place: [] for place in places}
-    for turn in range(options.rounds):
-        report.say(f"reading, turn {turn + 1} of {options.rounds}")
-        for (size, depth), rates in turns.items():
+    found: dict[tuple[int, int], list[float]] = {place: [] for place in places}
+    for number in range(options.rounds):
+        report.say(f"reading, round {number + 1} of {options.rounds}")
+        for (size, depth), rates in found.items():
             rates.append(store._core.device_rate(options.slice, size, depth))
-    return {place: statistics.median(rates) for place, rates in turns.items()}
+    return {place: statistics.median(rates) for place, rates in found.items()}
 
 
 def _chosen(

@@ -9,56 +9,53 @@ read once before the first of these, as in a table that has been in use for a wh
 
 from __future__ import annotations
 
-import argparse
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import embedrock
-from embedrock_lab.bench.common import Report, add_common, import_torch, workspace
+from embedrock_lab.bench.common import Report, import_torch, workspace
+from embedrock_lab.bench.options import Common, option, patience_of
 from embedrock_lab.measure.machine import device_facts
 from embedrock_lab.measure.noise import Timed, interleave
 from embedrock_lab.measure.rows import mismatches, open_resident, ranges, values_of
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 Get = Callable[[npt.NDArray[np.int64]], None]
 
 SLICE_ROWS = 1 << 19
-"""Rows that a contestant reads before it is the other's turn."""
+"""Rows that a system reads before the other goes on."""
 SCALING_CALLS = 4
 """Batches that each thread reads at a time."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the table")
-    parser.add_argument("--dim", type=int, default=32, help="float32 values per row")
-    parser.add_argument(
-        "--batches",
-        type=int,
-        nargs="+",
-        default=[65_536, 2_048],
-        help="keys of the batches of each figure",
-    )
-    parser.add_argument("--rounds", type=int, default=11, help="rounds of each measurement")
-    add_common(parser, patience_s=30.0)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    rows: int = option(10_000_000, "rows of the table")
+    dim: int = option(32, "float32 values per row")
+    batches: list[int] = option([65_536, 2_048], "keys of the batches of each figure")
+    rounds: int = option(11, "rounds of each measurement")
+    patience: float = patience_of(30.0)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("gather", options)
     _variant(report, options, "none")
-    if getattr(options, "all", False):
+    if options.all:
         _variant(report, options, "rowwise_adagrad")
         _variant(report, options, "none", policy="lfu")
     return report.finish()
 
 
-def _variant(report: Report, options: argparse.Namespace, optimizer: str, **opened: str) -> None:
+def _variant(report: Report, options: Options, optimizer: str, **opened: str) -> None:
     """One kind of rows; what is not of the definition goes to the results, not the figures."""
     rows, dim = options.rows, options.dim
     name = ",".join([optimizer, *opened.values()])
@@ -97,12 +94,12 @@ def _variant(report: Report, options: argparse.Namespace, optimizer: str, **open
         raise RuntimeError(f"{into['page_reads']} pages were read, expected none")
 
 
-def _figure(batch: int, options: argparse.Namespace) -> str:
+def _figure(batch: int, options: Options) -> str:
     return "gather_ratio" if batch == options.batches[0] else f"gather_ratio_{batch}"
 
 
 class _Bench:
-    def __init__(self, report: Report, options: argparse.Namespace, table: embedrock.Table) -> None:
+    def __init__(self, report: Report, options: Options, table: embedrock.Table) -> None:
         self.report, self.options, self.table = report, options, table
         self.rng = np.random.default_rng(options.seed)
 

@@ -9,10 +9,10 @@ reads per row; ``growth_excess_cpu`` the same of processor time.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,14 @@ import numpy as np
 
 import embedrock
 from embedrock_lab.bench import child
-from embedrock_lab.bench.common import Report, add_common, workspace
+from embedrock_lab.bench.common import Report, workspace
+from embedrock_lab.bench.options import Common, option
 from embedrock_lab.bench.plots import pyplot_or_note, save
 from embedrock_lab.bench.zipf import Zipf
 from embedrock_lab.measure import machine
-from embedrock_lab.measure.rows import LOAD_ROWS, ranges, values_of
+from embedrock_lab.measure.rows import LOAD_ROWS, fill, ranges, values_of
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 ROWS = [million * 1_000_000 for million in (1, 2, 4, 8, 16, 32, 64)]
 LOAD_CACHE_BYTES = 64 << 20
@@ -36,19 +37,20 @@ FIGURES = {"growth_excess": "device_reads_per_row", "growth_excess_cpu": "cpu_us
 ADDED = np.float32(2.0**-23)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="rising")
-    parser.add_argument("--dim", type=int, default=32, help="float32 values per row")
-    parser.add_argument("--memory", type=float, default=10.0, help="per cent of the rows' bytes")
-    parser.add_argument("--zipf", type=float, default=0.9, help="exponent of the skew; 0: uniform")
-    parser.add_argument("--batch", type=int, default=4096, help="keys of a batch")
-    parser.add_argument("--batches", type=int, default=600, help="the last two thirds count")
-    parser.add_argument("--png", type=Path, help="draw the result to this file")
-    add_common(parser)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    rows: list[int] = option(ROWS, "rising")
+    dim: int = option(32, "float32 values per row")
+    memory: float = option(10.0, "per cent of the rows' bytes")
+    zipf: float = option(0.9, "exponent of the skew; 0: uniform")
+    batch: int = option(4096, "keys of a batch")
+    batches: int = option(600, "the last two thirds count")
+    png: Path | None = option(None, "draw the result to this file")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("growth", options)
     found: dict[int, dict[str, Any]] = {}
@@ -98,8 +100,7 @@ def load(store: str, rows: int, dim: int) -> None:
     """Writes every row and commits. Runs in a child process."""
     with embedrock.open(store, rows * 4 + LOAD_CACHE_BYTES) as opened:
         table = opened.table("rows", dim, rows, optimizer="none")
-        for keys in ranges(rows, LOAD_ROWS):
-            table.put(keys, values_of(keys, dim), reset_state=True)
+        fill(table, rows)
         opened.commit(0)
 
 

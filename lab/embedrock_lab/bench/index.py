@@ -9,34 +9,36 @@ included, per resident row. Every byte is counted by the engine's allocations, n
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import embedrock
-from embedrock_lab.bench.common import Report, add_common, workspace
+from embedrock_lab.bench.common import Report, workspace
+from embedrock_lab.bench.options import Common, option
 from embedrock_lab.measure.machine import device_facts
 from embedrock_lab.measure.rows import LOAD_ROWS, fill, mismatches, scattered, values_of
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 CHECKED_ROWS = 1 << 16
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the dense table")
-    parser.add_argument("--dim", type=int, default=32, help="float32 values per row")
-    parser.add_argument("--memory", default="25%", help="budget of the dense table")
-    parser.add_argument("--grow-from", type=int, default=1_000_000, help="keys at the first look")
-    parser.add_argument("--grow-to", type=int, default=16_000_000, help="keys at the last one")
-    parser.add_argument("--sparse-memory", default="2GiB", help="budget of the growing table")
-    add_common(parser)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    rows: int = option(10_000_000, "rows of the dense table")
+    dim: int = option(32, "float32 values per row")
+    memory: str = option("25%", "budget of the dense table")
+    grow_from: int = option(1_000_000, "keys at the first look")
+    grow_to: int = option(16_000_000, "keys at the last one")
+    sparse_memory: str = option("2GiB", "budget of the growing table")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("index", options)
     index, cache = _dense(report, options, options.dim)
@@ -57,7 +59,7 @@ def _facts(store: embedrock.Store) -> dict[str, int]:
 
 def _dense(
     report: Report,
-    options: argparse.Namespace,
+    options: Options,
     dim: int,
     dtype: str = "float32",
     memory: str | None = None,
@@ -95,7 +97,7 @@ def _dense(
     return most / rows, beyond
 
 
-def _sparse(report: Report, options: argparse.Namespace) -> float:
+def _sparse(report: Report, options: Options) -> float:
     """The most bytes of index per stored key."""
     dim, most = options.dim, options.grow_to
     half = most // 2
@@ -163,7 +165,7 @@ def _verify(report: Report, table: embedrock.Table, keys: npt.NDArray[np.integer
     report.results["mismatches"] += mismatches(table.get(keys), keys, dtype=table.dtype)
 
 
-def _verify_sparse(report: Report, table: embedrock.Table, options: argparse.Namespace) -> None:
+def _verify_sparse(report: Report, table: embedrock.Table, options: Options) -> None:
     """Kept keys read as written, deleted ones are gone."""
     rng = np.random.default_rng(options.seed)
     numbers = rng.integers(0, options.grow_to + options.grow_to // 2, CHECKED_ROWS)

@@ -4,12 +4,12 @@
   table after all rows are written, in random order where the table grows, and commits have merged
   the top down to its share. ``lsm_pages_per_key``: pages read per key of the growing table that was
   not in memory, random keys that exist; a key whose page another key of its batch reads costs none.
-* ``lsm_vs_log``: rows/s of one load on both storages at equal memory, in turns: a batch of Zipf 0.9
-  keys gets an optimizer step, another is read, a turn ends with a commit. ``lsm_small_budget`` is
-  the lsm with a fifth of the log's memory.
+* ``lsm_vs_log``: rows/s of one load on both storages at equal memory, in rounds: a batch of Zipf
+  0.9 keys gets an optimizer step, another is read, a round ends with a commit.
+  ``lsm_small_budget`` is the lsm with a fifth of the log's memory.
 * ``lsm_write_amplification``: bytes of rows and their pages, merges and cleaning included, divided
   by the bytes of rows that left memory changed; ``lsm_space_amplification``: the most that the
-  store took on disk divided by the bytes of its rows; both of the lsm during these turns.
+  store took on disk divided by the bytes of its rows; both of the lsm during these rounds.
 * ``lsm_reopen_s``: from ``open`` until a batch of random keys is returned, without the page cache.
 
 Every row that is read is compared with its formula or with a replay of its steps.
@@ -17,9 +17,9 @@ Every row that is read is compared with its formula or with a replay of its step
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,41 +28,44 @@ import numpy.typing as npt
 
 import embedrock
 from embedrock_lab.bench import child, write
-from embedrock_lab.bench.common import Report, add_common, workspace
+from embedrock_lab.bench.common import Report, workspace
+from embedrock_lab.bench.options import Common, option, patience_of
 from embedrock_lab.bench.reopen import drop_page_cache
 from embedrock_lab.bench.zipf import Zipf
 from embedrock_lab.measure import machine
 from embedrock_lab.measure.noise import Timed, interleave
 from embedrock_lab.measure.rows import LOAD_ROWS, fill, mismatches, ranges, scattered, values_of
 
-__all__ = ["add_arguments", "bytes_of_rows", "commit_all", "run"]
+__all__ = ["Options", "bytes_of_rows", "commit_all", "run"]
 
 STORAGES = ("lsm", "log")
 GROWING, DENSE = "growing", "dense"
 COMMITS_MAX = 50
 """Commits after which an index that still shrinks is taken as it is."""
 LSM, LOG, SMALL = "lsm", "log", "lsm, small"
-"""Contestants of the load."""
+"""Systems of the load."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, default=500_000, help="rows of each table that waits")
-    parser.add_argument("--dim", type=int, default=16, help="float32 values per row")
-    parser.add_argument("--fill-memory", default="25%", help="budget while rows are written")
-    parser.add_argument("--batch", type=int, default=4096, help="keys of a batch")
-    parser.add_argument("--reads", type=int, default=20, help="batches read from each table")
-    parser.add_argument("--load-rows", type=int, default=1_000_000, help="rows under the load")
-    parser.add_argument("--memory", default="10%", help="budget under the load")
-    parser.add_argument("--small-memory", default="2%", help="budget of the lsm with less")
-    parser.add_argument("--exponent", type=float, default=0.9, help="skew of the load's keys")
-    parser.add_argument("--warm-batches", type=int, default=100, help="batches before the turns")
-    parser.add_argument("--batches", type=int, default=20, help="batches of a turn")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each contestant")
-    add_common(parser, patience_s=10.0)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    rows: int = option(500_000, "rows of each table that waits")
+    dim: int = option(16, "float32 values per row")
+    fill_memory: str = option("25%", "budget while rows are written")
+    batch: int = option(4096, "keys of a batch")
+    reads: int = option(20, "batches read from each table")
+    load_rows: int = option(1_000_000, "rows under the load")
+    memory: str = option("10%", "budget under the load")
+    small_memory: str = option("2%", "budget of the lsm with less")
+    exponent: float = option(0.9, "skew of the load's keys")
+    warm_batches: int = option(100, "batches before the rounds")
+    batches: int = option(20, "batches of a round")
+    rounds: int = option(5, "rounds of each system")
+    patience: float = patience_of(10.0)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("lsm", options)
     for kind in (DENSE, GROWING):
@@ -76,9 +79,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return report.finish()
 
 
-def _waiting(
-    report: Report, options: argparse.Namespace, kind: str, storage: str
-) -> dict[str, Any]:
+def _waiting(report: Report, options: Options, kind: str, storage: str) -> dict[str, Any]:
     """A table whose rows are written once and then read."""
     rows, dim = options.rows, options.dim
     with workspace(options, 3 * rows * (4 * dim + 24)) as place:
@@ -163,7 +164,7 @@ def read(
         }
 
 
-def _load(report: Report, options: argparse.Namespace) -> None:
+def _load(report: Report, options: Options) -> None:
     """Both storages, and the lsm with less memory, under one load."""
     names = ("batch", "exponent", "warm_batches", "batches", "rounds", "patience", "seed")
     chosen = {name: getattr(options, name) for name in names}
@@ -185,7 +186,7 @@ def _load(report: Report, options: argparse.Namespace) -> None:
             wrong = child.call("embedrock_lab.bench.write:verify", store=store, counts=counts)
             report.results["mismatches"] += wrong
     figures, notes = found.pop("figures"), found.pop("notes")
-    report.results["load"] = found.pop("contestants")
+    report.results["load"] = found.pop("systems")
     report.results["noise"] = {"load": found.pop("noise")}
     report.notes += notes
     for name, value in figures.items():
@@ -205,7 +206,7 @@ def load(
     patience: float,
     seed: int,
 ) -> dict[str, Any]:
-    """Lets the contestants take turns. Runs in a child process."""
+    """Lets the systems run in rounds. Runs in a child process."""
     for name in budgets:
         with _open(f"{place}/{name}", "1GiB") as opened:
             storage: Any = "log" if name == LOG else "lsm"
@@ -217,10 +218,10 @@ def load(
         for name, memory in budgets.items()
     }
     for one in sides.values():
-        one.turn(warm_batches)
+        one.round(warm_batches)
         one.begin()
     found = interleave(
-        [lambda one=one: one.turn(batches) for one in sides.values()],  # type: ignore[misc]
+        [lambda one=one: one.round(batches) for one in sides.values()],  # type: ignore[misc]
         rounds,
         patience,
     )
@@ -235,7 +236,7 @@ def load(
         if one["budget_bytes"] > one["asked_bytes"]
     ]
     return {
-        "contestants": answers,
+        "systems": answers,
         "figures": {
             "lsm_vs_log": found.ratio(at[LSM], at[LOG]),
             "lsm_small_budget": found.ratio(at[SMALL], at[LOG]),
@@ -262,7 +263,7 @@ class _Side:
         self.disk_bytes_max = 0
         self.before: dict[str, Any] = {}
 
-    def turn(self, batches: int) -> Timed:
+    def round(self, batches: int) -> Timed:
         """So many batches, half of whose rows change, and a commit."""
         timed = Timed()
         for _ in range(batches):

@@ -11,10 +11,10 @@ against the budget.
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import statistics
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,51 +23,49 @@ import numpy as np
 import embedrock
 from embedrock import _core
 from embedrock_lab.bench import child
-from embedrock_lab.bench.common import Report, add_common, workspace
+from embedrock_lab.bench.common import Report, workspace
+from embedrock_lab.bench.options import Common, option, patience_of
 from embedrock_lab.measure import machine
 from embedrock_lab.measure.noise import Rounds, Timed, interleave
-from embedrock_lab.measure.rows import fill, mismatches, resident_budget
+from embedrock_lab.measure.rows import fill, least_budget, mismatches, resident_budget
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 DEVICE_BYTES = 4096
 DEVICE_DEPTH = 64
 """What `device rate` means when nothing else is said."""
 TRIES = 6
 """Openings until the budget keeps the wanted share of rows in memory."""
-RSS_SLACK_BYTES = 16 << 20
 STATE_ROWS = 4096
 """Rows whose optimizer state is read and verified too."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the table")
-    parser.add_argument("--dim", type=int, default=32, help="float32 values per row")
-    parser.add_argument("--batch", type=int, default=65_536, help="keys of a batch")
-    parser.add_argument("--resident", type=float, default=0.02, help="share of rows in memory")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each measurement")
-    parser.add_argument("--slice", type=float, default=3.0, metavar="S", help="seconds of a slice")
-    parser.add_argument(
-        "--io", choices=["auto", "uring", "pread"], default="auto", help="who reads pages"
-    )
-    parser.add_argument(
-        "--page-bytes", type=int, default=None, help="page size; the default measures the device"
-    )
-    add_common(parser, patience_s=90.0)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    rows: int = option(10_000_000, "rows of the table")
+    dim: int = option(32, "float32 values per row")
+    batch: int = option(65_536, "keys of a batch")
+    resident: float = option(0.02, "share of rows in memory")
+    rounds: int = option(5, "rounds of each measurement")
+    slice: float = option(3.0, "seconds of a slice", metavar="S")
+    io: str = option("auto", "who reads pages", choices=["auto", "uring", "pread"])
+    page_bytes: int | None = option(None, "page size; the default measures the device")
+    patience: float = patience_of(90.0)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("miss", options)
     _variant(report, options, options.io, merge_reads=False)
-    if getattr(options, "all", False):
+    if options.all:
         _variant(report, options, "pread", merge_reads=False)
         _variant(report, options, options.io, merge_reads=True)
     return report.finish()
 
 
-def _variant(report: Report, options: argparse.Namespace, io: str, merge_reads: bool) -> None:
+def _variant(report: Report, options: Options, io: str, merge_reads: bool) -> None:
     rows, dim = options.rows, options.dim
     defined = io == options.io and not merge_reads
     with workspace(options, 3 * rows * (4 * dim + 24)) as place:
@@ -145,7 +143,8 @@ def measure(
         bench.verify_state()
         answer = bench.answer(found)
         answer["device_rate_4096_64"] = statistics.median(one.rate for one in usual)
-        answer.update(_memory(opened, budget, rss_before))
+        answer["memory"] = machine.memory_facts(opened, budget, rss_before)
+        answer["device"] = machine.device_facts(opened)
     return answer
 
 
@@ -163,7 +162,7 @@ def _budget_for(store: str, wanted: int, io: str, merge_reads: bool) -> int:
         try:
             opened = _open(store, budget, io, merge_reads)
         except embedrock.errors.BudgetError as error:
-            budget = int(str(error).rsplit("memory=", 1)[1])
+            budget = least_budget(error)
             continue
         with opened:
             opened.table("rows").get(np.arange(1))
@@ -173,20 +172,6 @@ def _budget_for(store: str, wanted: int, io: str, merge_reads: bool) -> int:
             return budget
         budget += int((wanted - found) * facts["cache_bytes"] / max(found, 1))
     raise RuntimeError(f"memory={budget} keeps {found} rows, wanted {wanted}")
-
-
-def _memory(opened: embedrock.Store, budget: int, rss_before: int) -> dict[str, Any]:
-    facts = opened.stats()
-    grown = machine.peak_rss_bytes() - rss_before
-    return {
-        "memory": {
-            "budget_bytes": budget,
-            **facts["memory"],
-            "peak_rss_grown_bytes": grown,
-            "within_budget": grown <= 1.05 * budget + RSS_SLACK_BYTES,
-        },
-        "device": machine.device_facts(opened),
-    }
 
 
 class _Bench:

@@ -16,7 +16,6 @@ which there is made for each row.
 
 from __future__ import annotations
 
-import argparse
 import mmap
 import os
 import resource
@@ -24,6 +23,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,12 @@ import numpy as np
 import numpy.typing as npt
 
 from embedrock_lab.bench import child
-from embedrock_lab.bench.common import Report, add_common, workspace
-from embedrock_lab.bench.race.limit import MemoryLimit
+from embedrock_lab.bench.common import Report, workspace
+from embedrock_lab.bench.options import Common, option, patience_of
+from embedrock_lab.bench.replay.limit import MemoryLimit
 from embedrock_lab.measure import machine
 
-__all__ = ["add_arguments", "read", "run"]
+__all__ = ["Options", "read", "run"]
 
 PAGE_BYTES = 4096
 PAGE_WORDS = PAGE_BYTES // 4
@@ -55,20 +56,20 @@ SLACK_BYTES = 8 << 20
 Words = npt.NDArray[np.uint32]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument("--file-bytes", type=int, default=2 << 30, help="bytes of the file")
-    parser.add_argument("--cache-bytes", type=int, default=256 << 20, help="page cache it may hold")
-    parser.add_argument("--rows", type=int, default=4_000_000, help="rows of the engine's table")
-    parser.add_argument(
-        "--threads", type=int, nargs="+", default=[1, 8, 32], help="threads of each run"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each measurement")
-    parser.add_argument("--slice", type=float, default=2.0, metavar="S", help="seconds of a slice")
-    add_common(parser, patience_s=30.0)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    file_bytes: int = option(2 << 30, "bytes of the file")
+    cache_bytes: int = option(256 << 20, "page cache it may hold")
+    rows: int = option(4_000_000, "rows of the engine's table")
+    threads: list[int] = option([1, 8, 32], "threads of each run")
+    rounds: int = option(3, "rounds of each measurement")
+    slice: float = option(2.0, "seconds of a slice", metavar="S")
+    patience: float = patience_of(30.0)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("pages", options)
     with workspace(options, options.file_bytes) as place:
@@ -99,14 +100,12 @@ def _mode_of(name: str) -> str:
     return name.rpartition("-")[0]
 
 
-def _slices(
-    report: Report, options: argparse.Namespace, file: Path
-) -> dict[str, list[dict[str, Any]]]:
+def _slices(report: Report, options: Options, file: Path) -> dict[str, list[dict[str, Any]]]:
     """What each mode measured, by mode and threads; a slice whose process ended has a note."""
     slices: dict[str, list[dict[str, Any]]] = {}
-    turns = [(mode, threads) for mode in MODES for threads in options.threads]
+    wanted = [(mode, threads) for mode in MODES for threads in options.threads]
     for number in range(options.rounds):
-        for mode, threads in turns:
+        for mode, threads in wanted:
             if mode == "mmap" and threads > MAPPED_THREADS_MAX:
                 continue
             name = f"{mode}-{threads}"
@@ -128,7 +127,7 @@ def _median(slices: list[dict[str, Any]]) -> dict[str, Any]:
     return {**medians, **summed, "limited": all(one["limited"] for one in slices)}
 
 
-def _engine(report: Report, options: argparse.Namespace) -> dict[str, Any]:
+def _engine(report: Report, options: Options) -> dict[str, Any]:
     """The engine's reads of a table, by the functions of ``bench miss``."""
     shape: dict[str, Any] = {"rows": options.rows, "dim": 32}
     with workspace(options, 3 * options.rows * 152) as place:
@@ -169,9 +168,7 @@ def _write(file: Path, pages: int) -> None:
         os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _read(
-    file: Path, options: argparse.Namespace, mode: str, threads: int, seed: int
-) -> dict[str, Any]:
+def _read(file: Path, options: Options, mode: str, threads: int, seed: int) -> dict[str, Any]:
     limit = MemoryLimit.create("embedrock-pages")
     try:
         found: dict[str, Any] = child.call(

@@ -9,7 +9,7 @@ Three parts, all by a program that `make peers` builds (`lab/hashbench`):
   asks for memory ahead: of nothing, of the next key's bucket (the paper's form), or staged over the
   batch. Other maps offer single look-ups alone and get nothing ahead, so the ratios compare a batch
   with single look-ups. All have 8-byte keys and values, the same hash function, and huge pages.
-  Maps are built one at a time beside PETHash and take turns with it. A turn counts the time that
+  Maps are built one at a time and run in rounds beside PETHash. A round counts the time that
   its thread had a core.
 * **Regions** of rows in a file on a disk, opened with none of their pages in memory: until a
   request has its rows, also after a process that put rows was killed; and until a request of new
@@ -21,21 +21,22 @@ smallest ratio of those with papaya, dashmap and scc. *Source*: PetPS, sections 
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedrock_lab.bench.common import Report, add_common, workspace
+from embedrock_lab.bench.common import Report, workspace
+from embedrock_lab.bench.options import Common, option, patience_of
 from embedrock_lab.bench.program import Program, quietest, timed_of
 from embedrock_lab.measure import machine
 from embedrock_lab.measure.noise import Timed, interleave
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 PROGRAM = Path(".cache/peers/embedrock-hashbench")
 ORDERS: dict[str, int | None] = {"random": None, "sequential": 0}
@@ -58,31 +59,25 @@ PARTS = {"probes": [*PROBES, *TURNED], "look-ups": LOOK_UPS, "regions": REOPENED
 FIGURES = [figure for figures in PARTS.values() for figure in figures]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=[*PARTS], help="what to measure"
-    )
-    parser.add_argument("--keys", type=int, default=64_000_000, help="keys of the look-ups")
-    parser.add_argument("--look-ups", type=int, default=4_000_000, help="look-ups of a turn")
-    parser.add_argument("--batch", type=int, default=500, help="keys of a batch, and of a request")
-    parser.add_argument(
-        "--probe-keys", type=int, default=4_000_000, help="keys where buckets are counted"
-    )
-    parser.add_argument("--rows", type=int, default=20_000_000, help="rows of the region")
-    parser.add_argument("--dim", type=int, default=16, help="float32 values of its rows")
-    parser.add_argument(
-        "--pushes", type=int, default=5, help="requests until the process dies, 2 at least"
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of each measurement")
-    parser.add_argument(
-        "--tmpfs", type=Path, default=Path("/dev/shm"), help="where regions are made at first"
-    )
-    parser.add_argument("--program", type=Path, default=PROGRAM, help="built by `make peers`")
-    add_common(parser, patience_s=30.0)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    parts: list[str] = option([*PARTS], "what to measure", choices=PARTS)
+    keys: int = option(64_000_000, "keys of the look-ups")
+    look_ups: int = option(4_000_000, "look-ups of a round")
+    batch: int = option(500, "keys of a batch, and of a request")
+    probe_keys: int = option(4_000_000, "keys where buckets are counted")
+    rows: int = option(20_000_000, "rows of the region")
+    dim: int = option(16, "float32 values of its rows")
+    pushes: int = option(5, "requests until the process dies, 2 at least")
+    rounds: int = option(5, "rounds of each measurement")
+    tmpfs: Path = option(Path("/dev/shm"), "where regions are made at first")
+    program: Path = option(PROGRAM, "built by `make peers`")
+    patience: float = patience_of(30.0)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("pethash", options)
     if not options.program.exists():
@@ -106,7 +101,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 class _Bench:
     """The three parts, and what they have in common."""
 
-    def __init__(self, report: Report, options: argparse.Namespace, program: Program) -> None:
+    def __init__(self, report: Report, options: Options, program: Program) -> None:
         self.report, self.options, self.program = report, options, program
         self.report.results["rows_verified"] = 0
         self.openings = 0
@@ -182,23 +177,23 @@ class _Bench:
         self.program.ask({"build": {"map": name, "keys": keys, "folder": folder}})
         self._checked(self._look_ups(name, "staged", keys, verify=True))
 
-    def _race(self, contestants: list[tuple[str, str]], keys: int, name: str) -> Any:
+    def _race(self, systems: list[tuple[str, str]], keys: int, name: str) -> Any:
         deadline = time.monotonic() + self.options.patience
-        turns = [self._turn(map_name, form, keys, deadline) for map_name, form in contestants]
-        found = interleave(turns, self.options.rounds, self.options.patience)
+        timed = [self._timed(map_name, form, keys, deadline) for map_name, form in systems]
+        found = interleave(timed, self.options.rounds, self.options.patience)
         self.report.rounds(f"look_ups_{name}", found)
         return found
 
-    def _turn(self, name: str, form: str, keys: int, deadline: float) -> Callable[[], Timed]:
-        def one_turn() -> Timed:
+    def _timed(self, name: str, form: str, keys: int, deadline: float) -> Callable[[], Timed]:
+        def one_round() -> Timed:
             answer = self._look_ups(name, form, keys, verify=False)
             timed = timed_of(self._checked(answer), "look_ups")
             # One thread that computes: what it waited for a core says nothing of the map. So its
-            # rate is what it did with a core, while the share of waiting stays one of the turn.
+            # rate is what it did with a core, while the share of waiting stays one of the round.
             timed.work *= timed.seconds / (timed.seconds - timed.waited)
             return timed
 
-        return lambda: quietest(one_turn, deadline)
+        return lambda: quietest(one_round, deadline)
 
     def _look_ups(self, name: str, form: str, keys: int, *, verify: bool) -> dict[str, Any]:
         look_ups = {
@@ -257,7 +252,7 @@ class _Bench:
 
     def _open(self, file: Path, rows: int, *, pushes: int = 0, put: bool = False) -> dict[str, Any]:
         """Opens it in a process of its own, without any page of it in memory."""
-        forget_pages(file)
+        machine.forget_pages(file)
         self.report.say(f"opening {rows:,} rows{' after a kill' * (pushes > 0)}")
         self.openings += 1
         asked = {
@@ -283,16 +278,6 @@ class _Bench:
             while program.listen()["acknowledged"] < self.options.pushes:
                 pass
             return 1e3 * (time.perf_counter() - begin) / float(max(self.options.pushes - 1, 1))
-
-
-def forget_pages(file: Path) -> None:
-    """Writes a file's pages to the device and drops them from memory; nobody may map it."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
 
 
 def _median(answers: list[dict[str, Any]], what: str) -> float:

@@ -14,7 +14,7 @@ from embedrock_lab.measure.noise import WAIT_SHARE_MAX, Timed
 __all__ = ["Program", "ProgramError", "quietest", "timed_of"]
 
 TRIES_MAX = 5
-"""Turns of a contestant in a round until one is quiet."""
+"""Runs of a system in a round until one is quiet."""
 
 
 class ProgramError(RuntimeError):
@@ -70,15 +70,15 @@ class Program:
         return self.listen()
 
 
-def quietest(one_turn: Callable[[], Timed], deadline: float) -> Timed:
-    """A short turn. One that was disturbed is repeated at once until the deadline (of
+def quietest(one_round: Callable[[], Timed], deadline: float) -> Timed:
+    """A short run. One that was disturbed is repeated at once until the deadline (of
     ``time.monotonic``), and the quietest counts.
     """
-    tried = [one_turn()]
+    tried = [one_round()]
     while len(tried) < TRIES_MAX and time.monotonic() < deadline:
         if (tried[-1].wait_share or 0.0) <= WAIT_SHARE_MAX:
             break
-        tried.append(one_turn())
+        tried.append(one_round())
     return min(tried, key=lambda one: one.wait_share or 0.0)
 
 

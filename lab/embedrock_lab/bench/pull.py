@@ -1,26 +1,27 @@
 """``pull``: rows over loopback TCP from ``embedrock serve``, against ``MGET`` of Redis.
 
-``redis``: both servers have the same rows, all in memory, one thread, and one connection; they take
-turns. ``pull_vs_redis`` is the rows/s of ``EMB.PULLB`` divided by those of ``MGET`` of Redis, 500
-uniform keys of 128 float32 at a time, one request under way. ``pull_p99_vs_redis`` is the 99th
-percentile of the time of a request, divided likewise. ``pull_cpu_us`` is the server's CPU time per
-row, all its threads, in microseconds. The results have the same with four requests under way, with
-keys that are skewed, for ``MGET`` of our own server, and with a push among 49 pulls (``mixed``).
+``redis``: both servers have the same rows, all in memory, one thread, and one connection; they are
+timed in rounds. ``pull_vs_redis`` is the rows/s of ``EMB.PULLB`` divided by those of ``MGET`` of
+Redis, 500 uniform keys of 128 float32 at a time, one request under way. ``pull_p99_vs_redis`` is
+the 99th percentile of the time of a request, divided likewise. ``pull_cpu_us`` is the server's CPU
+time per row, all its threads, in microseconds. The results have the same with four requests under
+way, with keys that are skewed, for ``MGET`` of our own server, and with a push among 49 pulls
+(``mixed``).
 
 ``gather``: rows of a region of 16 to 2,048 float32, by each way of getting them into a socket.
 
 ``disk``: rows from ``log`` and from frozen ``pages`` with memory for a tenth of the rows, and the
-device alone in turn with them. ``pull_rows_per_core`` is rows per second of the server's CPU time,
-``pull_device_share`` its reads per second divided by the device's own rate, both of ``log``.
+device alone beside them, in rounds. ``pull_rows_per_core`` is rows per second of the server's CPU
+time, ``pull_device_share`` its reads per second divided by the device's own rate, both of ``log``.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,15 @@ from typing import Any
 import numpy as np
 
 import embedrock
-from embedrock_lab.bench.common import Report, add_common, workspace
+from embedrock_lab.bench.common import Report, workspace
+from embedrock_lab.bench.options import Common, option
 from embedrock_lab.bench.serving import capacity, device_alone, with_cache
 from embedrock_lab.bench.wire import (
     TABLE,
     Asked,
-    Contestant,
     Keys,
     Server,
+    System,
     embedrock_server,
     mgets,
     msets,
@@ -48,7 +50,7 @@ from embedrock_lab.measure.machine import device_facts
 from embedrock_lab.measure.noise import Rounds, Timed, interleave
 from embedrock_lab.measure.rows import distinct_keys, fill, resident_budget
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 PARTS: dict[str, tuple[str, ...]] = {
     "redis": ("pull_vs_redis", "pull_p99_vs_redis", "pull_cpu_us"),
@@ -62,39 +64,32 @@ MIXED = 50
 DIMS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 GATHERS = ("copy", "vectored", "zerocopy")
 TURN_BYTES = 64 << 20
-"""Bytes of the replies of a turn, where rows are wide."""
+"""Bytes of the replies of a round, where rows are wide."""
 SHARE = 10
 """A cache on disk has room for one row of so many."""
 DEVICE_S = 0.5
-"""Time of a turn of the device alone."""
+"""Time of a round of the device alone."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=[*PARTS], help="what to measure"
-    )
-    parser.add_argument("--rows", type=int, default=200_000, help="rows of the table")
-    parser.add_argument("--dim", type=int, default=128, help="float32 values per row")
-    parser.add_argument("--keys", type=int, default=500, help="keys of a request")
-    parser.add_argument("--requests", type=int, default=400, help="requests of a turn")
-    parser.add_argument("--depth", type=int, default=4, help="requests under way in the variants")
-    parser.add_argument("--zipf", type=float, default=0.99, help="exponent of skewed keys")
-    parser.add_argument("--dims", type=int, nargs="+", default=DIMS, help="values of gathered rows")
-    parser.add_argument(
-        "--gather-bytes", type=int, default=32 << 20, help="bytes of the rows of each region"
-    )
-    parser.add_argument("--rounds", type=int, default=9, help="rounds of each measurement")
-    parser.add_argument(
-        "--tmpfs", type=Path, default=Path("/dev/shm"), help="where regions are made"
-    )
-    parser.add_argument(
-        "--redis-server", default="redis-server", help="the program to compare with"
-    )
-    add_common(parser)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    parts: list[str] = option([*PARTS], "what to measure", choices=PARTS)
+    rows: int = option(200_000, "rows of the table")
+    dim: int = option(128, "float32 values per row")
+    keys: int = option(500, "keys of a request")
+    requests: int = option(400, "requests of a round")
+    depth: int = option(4, "requests under way in the variants")
+    zipf: float = option(0.99, "exponent of skewed keys")
+    dims: list[int] = option(DIMS, "values of gathered rows")
+    gather_bytes: int = option(32 << 20, "bytes of the rows of each region")
+    rounds: int = option(9, "rounds of each measurement")
+    tmpfs: Path = option(Path("/dev/shm"), "where regions are made")
+    redis_server: str = option("redis-server", "the program to compare with")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("pull", options)
     needed = 4 * options.rows * options.dim * 4
@@ -119,12 +114,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return report.finish()
 
 
-def _all_resident(options: argparse.Namespace) -> int:
+def _all_resident(options: Options) -> int:
     return resident_budget(options.rows, 4 * options.dim)
 
 
-def _beside_redis(report: Report, options: argparse.Namespace, path: Path) -> None:
-    """Rows in memory, each server in turn."""
+def _beside_redis(report: Report, options: Options, path: Path) -> None:
+    """Rows in memory, one server after another."""
     rows, dim, budget = options.rows, options.dim, _all_resident(options)
     program = shutil.which(options.redis_server)
     skewed = Zipf(rows, options.zipf, options.seed)
@@ -150,13 +145,13 @@ def _beside_redis(report: Report, options: argparse.Namespace, path: Path) -> No
                 sides = {"pull": (ours, asked[pulls]), "mget": (ours, asked[mgets])}
                 if theirs is not None:
                     sides["redis"] = (theirs, asked[mgets])
-                _contest(report, options, name, sides, depth)
+                _compare(report, options, name, sides, depth)
         with embedrock_server(path, budget, "--warm", "--writable", "--commit-every", "0") as ours:
             batches = [distinct(options.keys) for _ in range(MIXED)]
             sides = {"pull": (ours, _mixed(batches, dim, pushes, pulls))}
             if theirs is not None:
                 sides["redis"] = (theirs, _mixed(batches, dim, msets, mgets))
-            _contest(report, options, "mixed", sides, 1)
+            _compare(report, options, "mixed", sides, 1)
     found = report.results["uniform"]
     report.figure("pull_cpu_us", found["pull"]["cpu_us_per_row"])
     if theirs is None:
@@ -178,7 +173,7 @@ def _mixed(
     return [writes(batches[0], dim), *(reads(keys, dim) for keys in batches[1:])]
 
 
-def _by_gather(report: Report, options: argparse.Namespace, place: Path) -> None:
+def _by_gather(report: Report, options: Options, place: Path) -> None:
     """Rows in regions, by their width and each way into the socket."""
     budget = 64 << 20
     random = np.random.default_rng(options.seed)
@@ -207,7 +202,7 @@ def _by_gather(report: Report, options: argparse.Namespace, place: Path) -> None
             asked = [pulls(keys, dim, _of(dim)) for keys in batches]
             sides = {how: (server, asked) for how, server in servers.items()}
             requests = max(8, min(options.requests, TURN_BYTES // (4 * dim * options.keys)))
-            _contest(report, options, f"gather_{dim}", sides, 1, requests=requests)
+            _compare(report, options, f"gather_{dim}", sides, 1, requests=requests)
         for how, server in servers.items():
             lent = int(server.info()["lent_pulls"])
             if (lent > 0) != (how != "copy"):
@@ -218,7 +213,7 @@ def _of(dim: int) -> str:
     return f"{TABLE}_{dim}"
 
 
-def _from_disk(report: Report, options: argparse.Namespace, place: Path) -> None:
+def _from_disk(report: Report, options: Options, place: Path) -> None:
     """Memory for a tenth of the rows: what the server, the device and the processor reach."""
     report.say("freezing")
     embedrock.freeze(place / "store", place / "frozen")
@@ -228,7 +223,7 @@ def _from_disk(report: Report, options: argparse.Namespace, place: Path) -> None
     servers, shares = {}, {}
     with contextlib.ExitStack() as stack:
         for storage, path in (("log", place / "store"), ("pages", place / "frozen")):
-            with with_cache(str(path), 1 / SHARE, [(TABLE, batches[0])]) as store:
+            with with_cache(str(path), 1 / SHARE, [(TABLE, batches[0].astype(np.uint64))]) as store:
                 budget = store.stats()["budget_bytes"]
                 shares[storage] = capacity(store) / options.rows
             servers[storage] = stack.enter_context(embedrock_server(path, budget, "--warm"))
@@ -236,7 +231,7 @@ def _from_disk(report: Report, options: argparse.Namespace, place: Path) -> None
         sides = {storage: (server, asked) for storage, server in servers.items()}
         before = {storage: server.counts() for storage, server in servers.items()}
         device = partial(device_alone, reader, DEVICE_S)
-        rounds = _contest(report, options, "disk", sides, options.depth, [device])
+        rounds = _compare(report, options, "disk", sides, options.depth, [device])
         after = {storage: server.counts() for storage, server in servers.items()}
     into = report.results["disk"]
     into["device_reads_per_s"] = rate = rounds.rate(len(sides))
@@ -259,29 +254,29 @@ def _from_disk(report: Report, options: argparse.Namespace, place: Path) -> None
     report.figure("pull_device_share", into["log"]["device_share"])
 
 
-def _contest(
+def _compare(
     report: Report,
-    options: argparse.Namespace,
+    options: Options,
     name: str,
     sides: Mapping[str, tuple[Server, Sequence[Asked]]],
     depth: int,
     beside: Sequence[Callable[[], Timed]] = (),
     requests: int | None = None,
 ) -> Rounds:
-    """Lets servers take turns, and ``beside`` behind them; what Redis is beaten by, too."""
+    """Lets servers run in rounds, and ``beside`` behind them; what Redis is beaten by, too."""
     report.say(f"{name}: {', '.join(sides)}")
-    contestants = {
-        which: Contestant(server, asked, requests or options.requests, depth)
+    systems = {
+        which: System(server, asked, requests or options.requests, depth)
         for which, (server, asked) in sides.items()
     }
-    for one in contestants.values():
+    for one in systems.values():
         report.results["mismatches"] += one.verify()
-    turns = [one.turn for one in contestants.values()]
-    rounds = interleave([*turns, *beside], options.rounds, options.patience)
+    timed = [one.round for one in systems.values()]
+    rounds = interleave([*timed, *beside], options.rounds, options.patience)
     report.rounds(name, rounds)
     into = report.results.setdefault(name, {})
-    names = list(contestants)
-    for position, (which, one) in enumerate(contestants.items()):
+    names = list(systems)
+    for position, (which, one) in enumerate(systems.items()):
         into[which] = one.summary(rounds, position)
         if "redis" in names and which != "redis":
             into[which]["vs_redis"] = rounds.ratio(position, names.index("redis"))

@@ -11,8 +11,6 @@ part that does not (the first keys, what no commit holds) is then counted more t
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import os
 import signal
 import statistics
@@ -20,6 +18,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,12 @@ import numpy as np
 
 import embedrock
 from embedrock_lab.bench import child
-from embedrock_lab.bench.common import Report, add_common, workspace
+from embedrock_lab.bench.common import Report, workspace
+from embedrock_lab.bench.options import Common, option
 from embedrock_lab.measure import machine
-from embedrock_lab.measure.rows import mismatches, ranges, values_of
+from embedrock_lab.measure.rows import fill, least_budget, mismatches, ranges, values_of
 
-__all__ = ["add_arguments", "drop_page_cache", "run"]
+__all__ = ["Options", "drop_page_cache", "run"]
 
 DEFINED_ROWS = 100_000_000
 COMMITS = 10
@@ -42,20 +42,19 @@ LOAD_ROWS = 1 << 18
 READY = "uncommitted\n"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, default=DEFINED_ROWS, help="rows of the table")
-    parser.add_argument("--dim", type=int, default=8, help="float32 values per row")
-    parser.add_argument("--memory", default="10%", help="budget of the store")
-    parser.add_argument("--keys", type=int, default=65_536, help="keys of the first read")
-    parser.add_argument(
-        "--uncommitted", type=int, default=10**9, help="bytes written after the last commit"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="openings; the median counts")
-    add_common(parser)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    rows: int = option(DEFINED_ROWS, "rows of the table")
+    dim: int = option(8, "float32 values per row")
+    memory: str = option("10%", "budget of the store")
+    keys: int = option(65_536, "keys of the first read")
+    uncommitted: int = option(10**9, "bytes written after the last commit")
+    rounds: int = option(3, "openings; the median counts")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     rows = options.rows
     report = Report("reopen", options)
@@ -130,8 +129,7 @@ def train(store: str, rows_text: str, dim_text: str, uncommitted_text: str) -> N
     budget = rows * 4 + max(rows * 4 * dim // 8, 1 << 20) + (2 << 20)
     opened = embedrock.open(store, budget)
     table = opened.table("rows", dim, rows, optimizer="sgd")
-    for keys in ranges(rows, LOAD_ROWS):
-        table.put(keys, values_of(keys, dim), reset_state=True)
+    fill(table, rows)
     opened.commit(0)
     block = max(int(rows * ROWS_PER_COMMIT_SHARE), 1)
     for step in range(1, COMMITS + 1):
@@ -164,7 +162,7 @@ def _budget(store: Path, memory: str) -> tuple[str, str]:
                 opened.table("rows").get(np.arange(1))
                 stats = opened.stats()
     except embedrock.errors.BudgetError as error:
-        return str(error).rsplit("memory=", 1)[1].strip('"'), str(error)
+        return str(least_budget(error)), str(error)
     asked, taken = stats["asked_bytes"], stats["budget_bytes"]
     return (str(taken), f"{asked} bytes, {taken} are taken") if asked < taken else (memory, "")
 
@@ -173,13 +171,7 @@ def drop_page_cache(store: Path) -> str:
     """Makes the next reads come from the device; says how."""
     files = [file for file in store.iterdir() if file.is_file()]
     for file in files:
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            with contextlib.suppress(OSError):
-                os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+        machine.forget_pages(file)
     try:
         Path("/proc/sys/vm/drop_caches").write_text("3")
     except OSError:
@@ -212,7 +204,7 @@ def measure(store: str, memory: str, keys: int, seed: int) -> dict[str, Any]:
             "open_s": open_s,
             "first_read_s": read_s,
             "mismatches": wrong + int(len(found) != keys),
-            "within_budget": grown <= 1.05 * budget + (16 << 20),
+            "within_budget": grown <= machine.memory_limit(budget),
             "peak_rss_grown_bytes": grown,
             "step": opened.step,
             "device": machine.device_facts(opened),

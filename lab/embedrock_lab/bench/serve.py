@@ -27,7 +27,7 @@ rows read before in another order.
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,13 +40,14 @@ from embedrock.placement import Plan, place
 from embedrock.placement.classes import of_store
 from embedrock.trace import Trace
 from embedrock_lab.bench import child
-from embedrock_lab.bench.common import Report, add_common, workspace
-from embedrock_lab.bench.serving import CACHES, LOADS, turn_name
+from embedrock_lab.bench.common import Report, workspace
+from embedrock_lab.bench.options import Common, option, patience_of
+from embedrock_lab.bench.serving import CACHES, LOADS, round_name
 from embedrock_lab.bench.zipf import Zipf
 from embedrock_lab.measure import machine
 from embedrock_lab.measure.rows import LOAD_ROWS, resident_budget, values_of
 
-__all__ = ["add_arguments", "communities", "run"]
+__all__ = ["Options", "communities", "run"]
 
 LEARN = 0.8
 """Share of the queries that plans learn from."""
@@ -67,48 +68,41 @@ DENSE_SHARE = 0.5
 """Keys of a trace are a dense table where at least so many of those below the largest are there."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument(
-        "store", type=Path, nargs="?", metavar="STORE", help="measure this store, with --trace"
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    store: Path | None = option(
+        None, "measure this store, with --trace", nargs="?", metavar="STORE", positional=True
     )
-    parser.add_argument(
-        "--trace",
-        type=Path,
+    trace: Path | None = option(
+        None,
+        "queries to learn from and to serve, instead of made ones; with STORE to serve",
         metavar="FILE",
-        help="queries to learn from and to serve, instead of made ones; with STORE to serve",
     )
-    parser.add_argument("--table", help="table of the trace, where its file does not say it")
-    parser.add_argument("--rows", type=int, default=100_000, help="rows of the made table")
-    parser.add_argument("--queries", type=int, default=100_000, help="made queries")
-    parser.add_argument("--length", type=float, default=20, help="mean keys of a made query")
-    parser.add_argument("--dim", type=int, default=64, help="float32 values per row")
-    parser.add_argument("--page-bytes", type=int, default=4096, help="bytes of a page")
-    parser.add_argument(
-        "--replicate", type=float, nargs="+", default=[0.1, 0.2, 0.8], help="shares of replicas"
-    )
-    parser.add_argument(
-        "--cache", default="10%", help="share of the rows that the larger cache holds"
-    )
-    parser.add_argument("--union", type=int, default=32, help="queries that are asked together")
-    parser.add_argument(
-        "--served", type=int, default=3_000, help="most held-out queries that are served"
-    )
-    parser.add_argument(
-        "--warm", type=int, default=4_000, help="most queries before them, which fill the cache"
-    )
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="threads that ask")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each store that is timed")
-    parser.add_argument("--slice", type=float, default=0.4, metavar="S", help="seconds of a turn")
-    add_common(parser, patience_s=5.0)
+    table: str | None = option(None, "table of the trace, where its file does not say it")
+    rows: int = option(100_000, "rows of the made table")
+    queries: int = option(100_000, "made queries")
+    length: float = option(20, "mean keys of a made query")
+    dim: int = option(64, "float32 values per row")
+    page_bytes: int = option(4096, "bytes of a page")
+    replicate: list[float] = option([0.1, 0.2, 0.8], "shares of replicas")
+    cache: str = option("10%", "share of the rows that the larger cache holds")
+    union: int = option(32, "queries that are asked together")
+    served: int = option(3_000, "most held-out queries that are served")
+    warm: int = option(4_000, "most queries before them, which fill the cache")
+    threads: list[int] = option([1, 2], "threads that ask")
+    rounds: int = option(3, "rounds of each store that is timed")
+    slice: float = option(0.4, "seconds of a round", metavar="S")
+    patience: float = patience_of(5.0)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("serve", options)
     cache = _share(options.cache)
     if options.store is not None:
-        _given(report, options, cache)
+        _given(report, options, options.store, cache)
     else:
         _made(report, options, cache)
     return report.finish()
@@ -125,15 +119,15 @@ def _share(text: str) -> float:
     return found
 
 
-def _given(report: Report, options: argparse.Namespace, cache: float) -> None:
+def _given(report: Report, options: Options, given: Path, cache: float) -> None:
     """A store of somebody's, and queries that it has not learned from."""
     if options.trace is None:
         raise MisuseError("a store needs the queries to serve from it: --trace FILE")
     trace = Trace.load(options.trace, table=options.table)
-    of_store(list(trace.tables), options.store, None)  # names a table that the store has not
+    of_store(list(trace.tables), given, None)  # names a table that the store has not
     before, held = trace.split(0.5)
     before, held = _last(before, options.warm), _first(held, options.served)
-    stores = {STORE: str(options.store)}
+    stores = {STORE: str(given)}
     with workspace(options, 16 * trace.keys) as directory:
         found = _serve(report, options, cache, directory, stores, held, before, [])
     counted, timed = found["counted"], found["timed"]
@@ -145,7 +139,7 @@ def _given(report: Report, options: argparse.Namespace, cache: float) -> None:
     _sizes(report, found["stores"][STORE])
 
 
-def _made(report: Report, options: argparse.Namespace, cache: float) -> None:
+def _made(report: Report, options: Options, cache: float) -> None:
     """Stores that this bench makes, with one order of rows each."""
     if options.trace is None:
         trace = communities(options.rows, options.queries, options.length, options.seed)
@@ -230,9 +224,7 @@ def _last(trace: Trace, queries: int) -> Trace:
     return Trace({n: of.between(begin, len(of)) for n, of in trace.tables.items()})
 
 
-def _write(
-    path: Path, keys: dict[str, npt.NDArray[np.uint64]], options: argparse.Namespace
-) -> None:
+def _write(path: Path, keys: dict[str, npt.NDArray[np.uint64]], options: Options) -> None:
     """A store with a row for each key, in the order of keys."""
     rows = sum(map(len, keys.values()))
     budget = min(resident_budget(rows, 4 * options.dim), machine.available_memory_bytes() // 2)
@@ -253,7 +245,7 @@ def _write(
 
 def _plans(
     report: Report,
-    options: argparse.Namespace,
+    options: Options,
     source: Path,
     keys: dict[str, npt.NDArray[np.uint64]],
     learn: Trace,
@@ -282,7 +274,7 @@ def _layout(kind: str, share: float) -> str:
 
 def _serve(
     report: Report,
-    options: argparse.Namespace,
+    options: Options,
     cache: float,
     directory: Path,
     stores: dict[str, str],
@@ -327,7 +319,7 @@ def _serve(
 
 def _compare(
     report: Report,
-    options: argparse.Namespace,
+    options: Options,
     found: dict[str, Any],
     best: list[str],
     cache: float,
@@ -350,15 +342,15 @@ def _compare(
     report.results["best"] = chosen
     gain = pages("cache", "union", "partition") / pages("cache", "union", chosen)
     report.figure("serve_replicas_gain", gain)
-    turns = timed["cache"][turn_name("union", options.threads[0])]
-    report.figure("pipeline_throughput", turns[chosen]["rate_versus"]["partition"])
+    rates = timed["cache"][round_name("union", options.threads[0])]
+    report.figure("pipeline_throughput", rates[chosen]["rate_versus"]["partition"])
     _times(report, options, timed, chosen)
     _selection(report, counted, [name for name in counted["c0"] if name.split()[-1] in REPLICAS])
     _sizes(report, found["stores"][chosen])
 
 
-def _times(report: Report, options: argparse.Namespace, timed: dict[str, Any], store: str) -> None:
-    single, union = (timed["cache"][turn_name(load, options.threads[0])][store] for load in LOADS)
+def _times(report: Report, options: Options, timed: dict[str, Any], store: str) -> None:
+    single, union = (timed["cache"][round_name(load, options.threads[0])][store] for load in LOADS)
     report.figure("serve_p50_us", single["p50_us"])
     report.figure("serve_p99_us", single["p99_us"])
     if union["device_share"] is None:

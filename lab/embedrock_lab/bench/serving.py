@@ -1,7 +1,7 @@
 """What ``bench serve`` does in a process of its own: read-only stores answer queries of a trace.
 
 Counting sends every request once, from one thread, so that pages are the same in every run of the
-same stores. Timing lets stores take turns. All rows are compared outside of the timed sections.
+same stores. Stores are timed in rounds. All rows are compared outside of the timed sections.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from embedrock.errors import BudgetError, MisuseError
 from embedrock.trace import Trace
 from embedrock_lab.measure import machine
 from embedrock_lab.measure.noise import Timed, interleave
-from embedrock_lab.measure.rows import mismatches
+from embedrock_lab.measure.rows import least_budget, mismatches
 
 __all__ = ["CACHES", "LOADS", "Request", "capacity", "device_alone", "requests_of", "serve"]
-__all__ += ["turn_name", "with_cache"]
+__all__ += ["round_name", "with_cache"]
 
 Keys = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
@@ -80,7 +80,7 @@ def serve(
 ) -> dict[str, Any]:
     """Serves a trace from each store, with the smallest cache and with one for a share of rows.
 
-    ``timed`` stores take turns, and that of ``choices`` which reads fewest pages. Rows of stores
+    ``timed`` stores run in rounds, and that of ``choices`` which reads fewest pages. Rows of stores
     that were ``made`` for this are those of ``rows.values_of``. Runs in a child process.
     """
     held = Trace.load(trace)
@@ -106,9 +106,9 @@ def serve(
                 for one, side in sides.items()
             }
             best = _fewest(counted, choices)
-            turns = {one: sides[one] for one in dict.fromkeys([*timed, *best])}
+            shown = {one: sides[one] for one in dict.fromkeys([*timed, *best])}
             answer["timed"][name], noise, notes = _time(
-                turns, loads, threads, pool, rounds, slice_s, patience
+                shown, loads, threads, pool, rounds, slice_s, patience
             )
             answer["noise"] |= {f"{name}, {key}": value for key, value in noise.items()}
             answer["notes"] += [f"{name}, {note}" for note in notes]
@@ -209,11 +209,11 @@ class _Side(contextlib.AbstractContextManager["_Side"]):
             "selection_us": statistics.median(selection) if selection else 0.0,
         }
 
-    def turn(
+    def round(
         self, requests: Sequence[Request], threads: int, pool: ThreadPoolExecutor, slice_s: float
     ) -> Timed:
         """Requests for a slice, each thread its own; the clock stands while rows are compared."""
-        total = _Turn()
+        total = _Round()
         before = self.store.stats()["pages_read"]
         while total.seconds < slice_s:
             parts = [self._chunk(requests) for _ in range(threads)]
@@ -250,8 +250,8 @@ class _Side(contextlib.AbstractContextManager["_Side"]):
 _COUNTS = ("pages_read", "read_requests", "hits", "misses")
 
 
-class _Turn(Timed):
-    """A turn of several threads: its time is that of the slowest of each chunk."""
+class _Round(Timed):
+    """A round of several threads: its time is that of the slowest of each chunk."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,8 +271,8 @@ def _fewest(counted: dict[str, Any], choices: Sequence[str]) -> list[str]:
     return sorted(choices, key=lambda one: counted[one]["union"]["pages_per_request"])[:1]
 
 
-def turn_name(load: str, threads: int) -> str:
-    """What turns of so many threads are called in results."""
+def round_name(load: str, threads: int) -> str:
+    """What rounds of so many threads are called in results."""
     return f"{load}, {threads} thread{'s' * (threads > 1)}"
 
 
@@ -285,7 +285,7 @@ def _time(
     slice_s: float,
     patience: float,
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Lets the stores and the device take turns; (what was found, noise, notes)."""
+    """Lets the stores and the device run in rounds; (what was found, noise, notes)."""
     answer: dict[str, Any] = {}
     noise: dict[str, Any] = {}
     notes: list[str] = []
@@ -298,13 +298,13 @@ def _time(
         notes.append(f"the device's own rate is not known: {error}")
         device = []
     for load, count in itertools.product(loads, threads):
-        turns = [partial(one.turn, loads[load], count, pool, slice_s) for one in sides.values()]
-        found = interleave([*turns, *device], rounds, patience)
+        timed = [partial(one.round, loads[load], count, pool, slice_s) for one in sides.values()]
+        found = interleave([*timed, *device], rounds, patience)
         rate = found.rate(len(names)) if device else None
-        named = turn_name(load, count)
+        named = round_name(load, count)
         answer[named] = {DEVICE: {"pages_per_s": rate}}
         for i, name in enumerate(names):
-            one = _of_turns([each[i] for each in found.counted], rate)
+            one = _of_rounds([each[i] for each in found.counted], rate)
             one["rate_versus"] = {other: found.ratio(i, j) for j, other in enumerate(names)}
             answer[named][name] = one
         noise[named] = found.summary()
@@ -312,12 +312,12 @@ def _time(
     return answer, noise, notes
 
 
-def _of_turns(turns: Sequence[Any], device_rate: float | None) -> dict[str, Any]:
+def _of_rounds(timed: Sequence[Any], device_rate: float | None) -> dict[str, Any]:
     """Medians over rounds; quantiles over all requests of all rounds."""
-    latencies = np.concatenate([one.latencies for one in turns])
-    pages = statistics.median(one.pages / one.seconds for one in turns)
+    latencies = np.concatenate([one.latencies for one in timed])
+    pages = statistics.median(one.pages / one.seconds for one in timed)
     return {
-        "requests_per_s": statistics.median(one.rate for one in turns),
+        "requests_per_s": statistics.median(one.rate for one in timed),
         "p50_us": 1e6 * float(np.quantile(latencies, 0.5)),
         "p99_us": 1e6 * float(np.quantile(latencies, 0.99)),
         "pages_per_s": pages,
@@ -360,7 +360,7 @@ def _reader(path: str, budget: int, first: Request) -> embedrock.Store:
         except BudgetError as error:
             if store is not None:
                 store.close()
-            least = int(str(error).rsplit("memory=", 1)[1])
+            least = least_budget(error)
             if least <= budget:
                 raise
             budget = least

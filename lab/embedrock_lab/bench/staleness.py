@@ -1,7 +1,7 @@
 """``staleness``: what relaxing the bound gives and takes, and what keeping to it costs.
 
 ``bookkeeping_uniform`` and ``bookkeeping_skewed``: batches that read their rows and write them back
-(half of the operations each, as YCSB A), with a permit for each batch and without, in turns; the
+(half of the operations each, as YCSB A), with a permit for each batch and without, in rounds; the
 share of the rate that permits take, of rows in half of their memory. Another batch is in flight all
 the time, so that rows are counted; ``_alone`` is without it. ``_resident`` is with all rows in
 memory, where permits weigh more.
@@ -22,60 +22,55 @@ both on the slow device.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import embedrock
 from embedrock.ahead.permits import Permits
-from embedrock_lab.bench.common import Report, add_common, import_torch, workspace
+from embedrock_lab.bench.common import Report, import_torch, workspace
+from embedrock_lab.bench.options import Common, option, patience_of
 from embedrock_lab.bench.plots import pyplot_or_note, save
 from embedrock_lab.bench.zipf import Zipf
 from embedrock_lab.measure.machine import device_facts
 from embedrock_lab.measure.noise import Timed, interleave
 from embedrock_lab.measure.rows import Keys, fill, mismatches, resident_budget
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 SKEWS = {"uniform": 0.0, "skewed": 0.99}
 ROW_BYTES, PUT_BATCHES = 64, 20
 MEMORY_MB = 400
 TRAINING_BYTES = 2 << 30
 SLOW = "slow device"
+LOGS = ["movielens", "criteo", "ipinyou"]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument(
-        "--parts",
-        nargs="+",
-        choices=["cost", "bits", "sweep"],
-        default=None,
-        help="what is measured; the default is all",
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    parts: list[str] | None = option(
+        None, "what is measured; the default is all", choices=["cost", "bits", "sweep"]
     )
-    parser.add_argument("--rows", type=int, default=2_000_000, help="of the cost of bookkeeping")
-    parser.add_argument("--batch", type=int, default=4096, help="keys, of the cost of bookkeeping")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds of each measurement")
-    logs = ["movielens", "criteo", "ipinyou"]
-    parser.add_argument("--logs", nargs="+", choices=logs, default=logs, help="to train on")
-    parser.add_argument("--samples", type=int, default=128, help="of a training batch")
-    parser.add_argument("--memory", default="25%", help="of the tables that are trained")
-    parser.add_argument("--threads", type=int, default=1, help="of PyTorch")
-    parser.add_argument("--cache-dir", type=Path, default=Path(".cache"), help="for MovieLens")
-    parser.add_argument("--criteo", type=Path, metavar="FILE", help="a Criteo log, in time order")
-    parser.add_argument(
-        "--ipinyou", type=Path, metavar="DIR", help="folder of train.tsv.gz and test.tsv.gz"
-    )
-    parser.add_argument(
-        "--device-latency", type=float, default=10.0, metavar="MS", help="added on the slow device"
-    )
-    parser.add_argument("--png", type=Path, metavar="FILE", help="also plot the sweeps")
-    add_common(parser, patience_s=30.0)
+    rows: int = option(2_000_000, "of the cost of bookkeeping")
+    batch: int = option(4096, "keys, of the cost of bookkeeping")
+    rounds: int = option(7, "rounds of each measurement")
+    logs: list[str] = option(LOGS, "to train on", choices=LOGS)
+    samples: int = option(128, "of a training batch")
+    memory: str = option("25%", "of the tables that are trained")
+    threads: int = option(1, "of PyTorch")
+    cache_dir: Path = option(Path(".cache"), "for MovieLens")
+    criteo: Path | None = option(None, "a Criteo log, in time order", metavar="FILE")
+    ipinyou: Path | None = option(None, "folder of train.tsv.gz and test.tsv.gz", metavar="DIR")
+    device_latency: float = option(10.0, "added on the slow device", metavar="MS")
+    png: Path | None = option(None, "also plot the sweeps", metavar="FILE")
+    patience: float = patience_of(30.0)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("staleness", options)
     parts = options.parts or ["cost", "bits", "sweep"]
@@ -108,7 +103,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return report.finish()
 
 
-def _costs(report: Report, options: argparse.Namespace, skew: str, resident: bool) -> None:
+def _costs(report: Report, options: Options, skew: str, resident: bool) -> None:
     """The shares of the rate that permits take."""
     rows, dim = options.rows, ROW_BYTES // 4
     where = "all in memory" if resident else "half of them in memory"

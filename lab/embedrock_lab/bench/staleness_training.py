@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gzip
 import math
@@ -10,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,7 +25,10 @@ from embedrock.training.embeddings import StoreEmbeddings
 from embedrock.training.trainer import Trainer
 from embedrock_lab.bench.common import Report
 
-__all__ = ["BOUNDS", "DATA", "bits_equal", "sweep"]
+if TYPE_CHECKING:
+    from embedrock_lab.bench.staleness import Options
+
+__all__ = ["BOUNDS", "DATA", "bits_equal", "criteo", "sweep"]
 
 BOUNDS = [0, 1, 4, 16, 80, math.inf]
 READ_AHEAD_MAX = 128
@@ -40,17 +42,16 @@ BITS_STEPS = 150
 DEPTH = 64
 
 
-def _movielens(options: argparse.Namespace) -> MemoryDataset:
+def _movielens(options: Options) -> MemoryDataset:
     ratings = movielens.read(fetch.movielens_100k(options.cache_dir))
     return crosses.click_dataset(ratings, holdout=HOLDOUT, seed=options.seed)
 
 
-def _criteo(options: argparse.Namespace) -> MemoryDataset | None:
-    if options.criteo is None:
-        return None
+def criteo(file: Path) -> MemoryDataset:
+    """A Criteo log, all of it in memory."""
     kind = STREAMED["criteo"]
-    found = scan(options.criteo, kind)
-    streamed = StreamedDataset(options.criteo, kind, scan=found, holdout=0)
+    found = scan(file, kind)
+    streamed = StreamedDataset(file, kind, scan=found, holdout=0)
     batches = list(streamed.train_batches(1 << 16, Position()))
     columns = [
         Column(np.concatenate([batch.feature_keys(f) for batch in batches]))
@@ -68,7 +69,7 @@ def _criteo(options: argparse.Namespace) -> MemoryDataset | None:
     )
 
 
-def _ipinyou(options: argparse.Namespace) -> MemoryDataset | None:
+def _ipinyou(options: Options) -> MemoryDataset | None:
     """One advertiser's log: categorical features with ids of their own, and nothing dense."""
     if options.ipinyou is None:
         return None
@@ -90,16 +91,16 @@ def _ipinyou(options: argparse.Namespace) -> MemoryDataset | None:
     )
 
 
-DATA: dict[str, Callable[[argparse.Namespace], MemoryDataset | None]] = {
+DATA: dict[str, Callable[[Options], MemoryDataset | None]] = {
     "movielens": _movielens,
-    "criteo": _criteo,
+    "criteo": lambda options: None if options.criteo is None else criteo(options.criteo),
     "ipinyou": _ipinyou,
 }
 """Click logs by name: what reads one, or gives None where it was not given."""
 
 
 def sweep(
-    report: Report, options: argparse.Namespace, place: Path, name: str, data: MemoryDataset
+    report: Report, options: Options, place: Path, name: str, data: MemoryDataset
 ) -> dict[str, dict[str, Any]]:
     """Samples per second and AUC with each bound, and without a pipeline."""
     found: dict[str, dict[str, Any]] = {}
@@ -121,9 +122,7 @@ def sweep(
     return found
 
 
-def bits_equal(
-    report: Report, options: argparse.Namespace, place: Path, data: MemoryDataset
-) -> float:
+def bits_equal(report: Report, options: Options, place: Path, data: MemoryDataset) -> float:
     """1 when loops with and without look-ahead and pipeline leave the same bits."""
     batches = _batches(options, data)[:BITS_STEPS]
     left = {}
@@ -143,7 +142,7 @@ def bits_equal(
 
 
 def _train(
-    options: argparse.Namespace,
+    options: Options,
     place: Path,
     data: MemoryDataset,
     bound: float | None,
@@ -183,16 +182,16 @@ def _train(
     return result
 
 
-def _batches(options: argparse.Namespace, data: MemoryDataset) -> list[Any]:
+def _batches(options: Options, data: MemoryDataset) -> list[Any]:
     return list(data.train_batches(options.samples, Position()))
 
 
-def _opened(options: argparse.Namespace, place: Path) -> embedrock.Store:
+def _opened(options: Options, place: Path) -> embedrock.Store:
     # Page size is given, so that no two runs differ by a measurement.
     return embedrock.open(place, memory=options.memory, page_bytes=4096, seed=options.seed)
 
 
-def _trainer(options: argparse.Namespace, store: embedrock.Store, data: MemoryDataset) -> Trainer:
+def _trainer(options: Options, store: embedrock.Store, data: MemoryDataset) -> Trainer:
     torch.manual_seed(options.seed)
     embeddings = StoreEmbeddings(
         store,

@@ -8,40 +8,43 @@ sides sum the gradients of equal keys themselves. One thread each, uniform keys,
 
 from __future__ import annotations
 
-import argparse
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 import embedrock
-from embedrock_lab.bench import replay
-from embedrock_lab.bench.common import Report, add_common, import_torch, workspace
+from embedrock_lab.bench import steps
+from embedrock_lab.bench.common import Report, import_torch, workspace
+from embedrock_lab.bench.options import Common, option, patience_of
 from embedrock_lab.measure.machine import device_facts
 from embedrock_lab.measure.noise import Timed, interleave
 from embedrock_lab.measure.rows import Keys, open_resident, ranges, values_of
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 FIGURES = {"rowwise_adagrad": "update_ratio", "adam": "update_ratio_adam"}
 LR = 0.05
 EPS = {"rowwise_adagrad": 1e-10, "adam": 1e-8}
 CALLS = 2
-"""Batches of a contestant before it is the other's turn."""
+"""Batches of a system before the other goes on."""
 GRADIENTS = 4
-"""Different arrays of gradients, used in turn."""
+"""Different arrays of gradients, used one after another."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the table")
-    parser.add_argument("--dim", type=int, default=32, help="float32 values per row")
-    parser.add_argument("--batch", type=int, default=65_536, help="keys of a batch")
-    parser.add_argument("--rounds", type=int, default=20, help="rounds of each measurement")
-    add_common(parser, patience_s=30.0)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    rows: int = option(10_000_000, "rows of the table")
+    dim: int = option(32, "float32 values per row")
+    batch: int = option(65_536, "keys of a batch")
+    rounds: int = option(20, "rounds of each measurement")
+    patience: float = patience_of(30.0)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("update", options)
     for optimizer in FIGURES:
@@ -53,7 +56,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return report.finish()
 
 
-def _one(report: Report, options: argparse.Namespace, optimizer: str) -> None:
+def _one(report: Report, options: Options, optimizer: str) -> None:
     rows, dim, figure = options.rows, options.dim, FIGURES[optimizer]
     words = 1 if optimizer == "rowwise_adagrad" else 2 * dim
     with workspace(options, 4 * rows * (4 * (dim + words) + 20)) as place:
@@ -78,7 +81,7 @@ class _Bench:
     """One table, one torch parameter with the same rows, and a list of what was done to both."""
 
     def __init__(
-        self, report: Report, options: argparse.Namespace, table: embedrock.Table, torch: Any
+        self, report: Report, options: Options, table: embedrock.Table, torch: Any
     ) -> None:
         self.report, self.options, self.table, self.torch = report, options, table, torch
         rows, dim = options.rows, options.dim
@@ -158,9 +161,9 @@ class _Bench:
             np.add.at(sums, inverse, self.gradients[which])
             at = np.searchsorted(touched, distinct.astype(np.int64))
             if self.kind == "adam":
-                values[at], state[at] = replay.adam(values[at], state[at], sums, LR, step)
+                values[at], state[at] = steps.adam(values[at], state[at], sums, LR, step)
             else:
-                values[at], state[at] = replay.row_wise_adagrad(values[at], state[at], sums, LR)
+                values[at], state[at] = steps.row_wise_adagrad(values[at], state[at], sums, LR)
         found_values, found_state = self.table.get(touched, state=True)
         wrong = (found_values != values).any(axis=1) | (found_state != state).any(axis=1)
         self.report.results["mismatches"] += int(wrong.sum())

@@ -1,4 +1,4 @@
-"""Requests over TCP to servers, and what they take: what ``bench pull`` lets take turns.
+"""Requests over TCP to servers, and what they take: what ``bench pull`` times in rounds.
 
 One client, the same for all: it sends requests that were made before, and receives replies, whose
 lengths are known, into one buffer.
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from embedrock_lab.measure.noise import Rounds, Timed
 from embedrock_lab.measure.rows import mismatches, ranges, values_of
 
-__all__ = ["TABLE", "Asked", "Contestant", "Keys", "Server", "embedrock_server", "mgets", "msets"]
+__all__ = ["TABLE", "Asked", "Keys", "Server", "System", "embedrock_server", "mgets", "msets"]
 __all__ += ["pulls", "pushes", "redis_server"]
 
 Keys = npt.NDArray[np.int64]
@@ -74,13 +74,13 @@ class Asked:
 
 
 @dataclass
-class Contestant:
+class System:
     """A server, and the requests that it gets."""
 
     server: Server
     asked: Sequence[Asked]
     requests: int
-    """Requests of a turn."""
+    """Requests of a round."""
     depth: int = 1
     """Requests under way."""
     latencies_ms: list[float] = field(default_factory=list)
@@ -101,8 +101,8 @@ class Contestant:
             wrong += one.wrong(bytes(self.buffer[: one.reply_bytes]))
         return wrong
 
-    def turn(self) -> Timed:
-        """The requests of one turn, timed."""
+    def round(self) -> Timed:
+        """The requests of one round, timed."""
         timed, asked, depth = Timed(), self.asked, min(self.depth, self.requests)
         count, begins, rows = self.requests, [0.0] * self.requests, 0
         cpu = self.server.cpu_ns()
@@ -125,7 +125,7 @@ class Contestant:
         return timed
 
     def summary(self, rounds: Rounds, position: int) -> dict[str, float]:
-        """What it reached, over all its turns."""
+        """What it reached, over all its rounds."""
         cuts = statistics.quantiles(self.latencies_ms, n=100)
         return {
             "rows_per_s": rounds.rate(position),

@@ -13,20 +13,21 @@ counted. At the end every row is read, values and state, and compared with a rep
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import embedrock
-from embedrock_lab.bench import child, replay
-from embedrock_lab.bench.common import Report, add_common, workspace
+from embedrock_lab.bench import child, steps
+from embedrock_lab.bench.common import Report, workspace
+from embedrock_lab.bench.options import Common, option
 from embedrock_lab.bench.zipf import Zipf
 from embedrock_lab.measure import machine
 from embedrock_lab.measure.rows import fill, ranges, resident_budget, values_of
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 GRADIENT = 0.01
 LR = 0.05
@@ -38,43 +39,34 @@ VARIANTS = {"live_share 0.6": {"live_share": 0.6}, "live_share 0.5": {"live_shar
 VARIANTS["commits when evictions alone reach the share"] = {"evictions_only": True}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table")
-    parser.add_argument("--dim", type=int, default=32, help="float32 values per row")
-    parser.add_argument("--memory", default="10%", help="budget of the store")
-    parser.add_argument("--exponent", type=float, default=0.9, help="skew of the keys")
-    parser.add_argument("--batch", type=int, default=4096, help="draws of a batch")
-    parser.add_argument(
-        "--live-share", type=float, default=0.7, help="live row bytes of the disk bound"
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    rows: int = option(1_000_000, "rows of the table")
+    dim: int = option(32, "float32 values per row")
+    memory: str = option("10%", "budget of the store")
+    exponent: float = option(0.9, "skew of the keys")
+    batch: int = option(4096, "draws of a batch")
+    live_share: float = option(0.7, "live row bytes of the disk bound")
+    commit_share: float = option(0.02, "live rows that a commit makes durable")
+    evictions_only: bool = option(
+        False, "commit when the rows that evictions wrote reach that share, dirty ones not counted"
     )
-    parser.add_argument(
-        "--commit-share", type=float, default=0.02, help="live rows that a commit makes durable"
-    )
-    parser.add_argument(
-        "--evictions-only",
-        action="store_true",
-        help="commit when the rows that evictions wrote reach that share, dirty ones not counted",
-    )
-    parser.add_argument(
-        "--times", type=float, default=5.0, help="bytes to write, as multiples of the disk bound"
-    )
-    add_common(parser)
+    times: float = option(5.0, "bytes to write, as multiples of the disk bound")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("write", options)
     _variant(report, options, "", {})
-    if getattr(options, "all", False):
+    if options.all:
         for name, changes in VARIANTS.items():
             _variant(report, options, name, changes)
     return report.finish()
 
 
-def _variant(
-    report: Report, options: argparse.Namespace, name: str, changes: dict[str, Any]
-) -> None:
+def _variant(report: Report, options: Options, name: str, changes: dict[str, Any]) -> None:
     settings = {**vars(options), **changes}
     rows, dim = options.rows, options.dim
     shape = {"rows": rows, "dim": dim, "live_share": settings["live_share"]}
@@ -299,9 +291,7 @@ def verify(store: str, counts: str) -> int:
             # Rows come by falling number of updates: those that are due are the first ones.
             due = int(np.searchsorted(-updates[order[:due]].astype(np.int64), -version))
             given = np.broadcast_to(gradient, (due, table.embedding_dim))
-            values[:due], state[:due] = replay.row_wise_adagrad(
-                values[:due], state[:due], given, LR
-            )
+            values[:due], state[:due] = steps.row_wise_adagrad(values[:due], state[:due], given, LR)
         wrong = 0
         for part in ranges(len(order), 1 << 16):
             found, found_state = table.get(order[part], state=True)

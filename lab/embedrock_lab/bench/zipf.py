@@ -21,7 +21,7 @@ Keys = npt.NDArray[np.int64]
 class Zipf:
     """Draws ids below ``rows``, permuted, so that popular ones are not neighbours."""
 
-    def __init__(self, rows: int, exponent: float, seed: int) -> None:
+    def __init__(self, rows: int, exponent: float, seed: int | np.random.Generator) -> None:
         """The same arguments draw the same ids."""
         self._rng = np.random.default_rng(seed)
         self._ids = self._rng.permutation(rows).astype(np.uint32)
@@ -29,8 +29,8 @@ class Zipf:
         self._shares = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -exponent)
         self._shares /= self._shares[-1]
 
-    def draw(self, count: int) -> Keys:
-        """``count`` ids, popular ones several times."""
+    def draw(self, count: int | tuple[int, ...]) -> Keys:
+        """``count`` ids, or an array of that shape, popular ones several times."""
         ranks = np.searchsorted(self._shares, self._rng.random(count), side="right")
         return self._ids[np.minimum(ranks, len(self._ids) - 1)].astype(np.int64)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from embedrock.errors import MisuseError
 from embedrock_lab.bench import BENCHES, load
 from embedrock_lab.bench.common import render, write_json
+from embedrock_lab.bench.options import add_options, of_arguments
 
 __all__ = ["add", "main"]
 
@@ -59,17 +59,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog=_PROG, description=__doc__)
     names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, purpose in BENCHES.items():
+        kind = load(name).Options
         one = names.add_parser(
-            name,
-            help=purpose,
-            description=purpose,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            name, help=purpose, description=purpose, formatter_class=kind.FORMATTER
         )
-        one.add_argument("--json", type=Path, help="write the report to this file")
-        one.add_argument("--all", action="store_true", help="run the variants too")
-        load(name).add_arguments(one)
-    options = parser.parse_args(arguments)
-    bench = load(options.name)
+        add_options(one, kind)
+    given = parser.parse_args(arguments)
+    bench = load(given.name)
+    options = of_arguments(bench.Options, given)
     report = bench.run(options)
     print(getattr(bench, "render", render)(report))
     if options.json is not None:

@@ -1,9 +1,9 @@
 """What `embedrock demo` shows in two minutes: the same results, and the speed, at 10 % memory.
 
-`run` plays two acts. *Quality*, on real data: a DLRM is trained to the end with 10 % of its tables
+`run` has two parts. *Quality*, on real data: a DLRM is trained to the end with 10 % of its tables
 in memory, with all of them in memory, and with plain PyTorch tables. *Speed*, on a stream in
-Criteo's shape: turns of a process with 10 % in memory and of one with plain PyTorch tables. The
-other modules are the parts of both, which `embedrock bench demo` uses for more contestants, longer
+Criteo's shape: rounds of a process with 10 % in memory and of one with plain PyTorch tables. The
+other modules are the parts of both, which `embedrock bench demo` uses for more systems, longer
 runs and more figures.
 """
 
@@ -13,12 +13,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from embedrock.report.progress import Sink
-from embedrock_lab.demo import children, contest, summary
+from embedrock_lab.demo import children, comparison, summary
 from embedrock_lab.demo.folder import check_disk, work_folder
-from embedrock_lab.demo.paths import EMBEDROCK, OUT_OF_CORE, PLAIN_TORCH, WHOLE_BUDGET, losses_path
+from embedrock_lab.demo.paths import EMBEDROCK, PLAIN_TORCH
+from embedrock_lab.demo.quality import train
 from embedrock_lab.demo.settings import DemoSettings, ShapedSettings, demo_recipe, shaped_recipe
 from embedrock_lab.measure.machine import available_memory_bytes
 
@@ -32,13 +31,13 @@ __all__ = [
     "speed_settings",
 ]
 
-#: When the last round of turns may begin: it and what comes behind take less than twenty seconds.
+#: When the last round may begin: it and what comes behind take less than twenty seconds.
 _LAST_ROUND_S = 100.0
 #: With two epochs, rows that the first one wrote are read again in the second.
 _EPOCHS = 2
-#: Of both acts; with less memory available a quarter of the rows takes part.
+#: Of both parts; with less memory available a quarter of the rows takes part.
 _ROWS, _MEMORY_BYTES = 2_000_000, 4 << 30
-_STEPS_BEFORE, _STEPS_OF_TURN, _ROUNDS, _TORCH_WARM_UP = 120, 40, 3, 10
+_STEPS_BEFORE, _STEPS_OF_ROUND, _ROUNDS, _TORCH_WARM_UP = 120, 40, 3, 10
 
 Result = dict[str, Any]
 
@@ -46,7 +45,7 @@ Result = dict[str, Any]
 def quality_settings(
     folder: str, data: str | None = None, data_format: str = "movielens", epochs: int | None = None
 ) -> DemoSettings:
-    """What the first act runs with. `folder` is for data and stores; `data` None is MovieLens."""
+    """What the first part runs with. `folder` is for data and stores; `data` None is MovieLens."""
     recipe = demo_recipe(data_format, epochs or _EPOCHS)
     return DemoSettings(
         folder=folder, cache_dir=folder, format=data_format, recipe=recipe, data=data
@@ -54,12 +53,12 @@ def quality_settings(
 
 
 def speed_settings(folder: str, rows: int | None = None) -> ShapedSettings:
-    """What the second act runs with: Adagrad, which PyTorch has, too."""
+    """What the second part runs with: Adagrad, which PyTorch has, too."""
     recipe = shaped_recipe()
     rows = _ROWS if rows is None else rows
     if available_memory_bytes() < _MEMORY_BYTES:
         rows //= 4
-    steps = _STEPS_BEFORE + _ROUNDS * _STEPS_OF_TURN
+    steps = _STEPS_BEFORE + _ROUNDS * _STEPS_OF_ROUND
     return ShapedSettings(
         folder=folder,
         recipe=recipe,
@@ -75,10 +74,10 @@ def speed_settings(folder: str, rows: int | None = None) -> ShapedSettings:
 def run(
     quality: DemoSettings, speed: ShapedSettings, sink: Sink, *, keep: bool = False
 ) -> dict[str, Any]:
-    """Plays both acts and returns the report (see `embedrock.report`).
+    """Runs both parts and returns the report (see `embedrock.report`).
 
     Stores are made in temporary folders under the settings' `folder` and removed unless `keep`.
-    Where the machine is busy, speed is measured in fewer turns, and the report says in how many.
+    Where the machine is busy, speed is measured in fewer rounds, and the report says in how many.
 
     Errors: DataError when the data cannot be had or read; MisuseError for settings that cannot be,
     FullError when the disk is too small; ChildError with what a run said.
@@ -86,32 +85,17 @@ def run(
     started = perf_counter()
     speed.check()
     check_disk(speed, 1)
-    runs, equal = _quality(quality, sink, keep)
+    found = train(quality, [["out_of_core", "whole_budget", "in_memory"]], sink, keep)
     held, memory = _speed(speed, started + _LAST_ROUND_S, sink, keep)
-    return summary.build(quality, speed, runs, equal, held, memory, perf_counter() - started)
-
-
-def _quality(settings: DemoSettings, sink: Sink, keep: bool) -> tuple[dict[str, Result], bool]:
-    """The result of each run, and whether losses and rows were the same with all memory.
-
-    They share the machine: only what they learn matters.
-    """
-    names = ("out_of_core", "whole_budget", "in_memory")
-    with work_folder(settings, keep) as working:
-        path = Path(working.folder) / "settings.json"
-        working.save(path)
-        runs = dict(zip(names, children.run_together(list(names), path, sink), strict=True))
-        losses = {np.load(losses_path(working, n)).tobytes() for n in (OUT_OF_CORE, WHOLE_BUDGET)}
-    digests_equal = runs["out_of_core"]["digests"] == runs["whole_budget"]["digests"]
-    return runs, len(losses) == 1 and digests_equal
+    return summary.build(quality, speed, found, held, memory, perf_counter() - started)
 
 
 def _speed(
     settings: ShapedSettings, until: float, sink: Sink, keep: bool
-) -> tuple[contest.Contest, Result]:
-    """The turns, and what the engine takes of memory in a process without PyTorch."""
+) -> tuple[comparison.Comparison, Result]:
+    """The rounds, and what the engine takes of memory in a process without PyTorch."""
     with work_folder(settings, keep) as working:
         path = Path(working.folder) / "settings.json"
-        held = contest.hold(working, (EMBEDROCK, PLAIN_TORCH), path, sink, until=until)
+        held = comparison.compare(working, (EMBEDROCK, PLAIN_TORCH), path, sink, until=until)
         (memory,) = children.run_together(["memory"], path, sink)
     return held, memory

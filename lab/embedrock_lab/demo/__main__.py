@@ -10,9 +10,9 @@ from typing import Any
 from embedrock.errors import EmbedrockError
 from embedrock.report.progress import JsonLines, Sink
 from embedrock_lab.demo.paths import (
-    CONTESTANTS,
     EMBEDROCK,
     OUT_OF_CORE,
+    SYSTEMS,
     WHOLE_AHEAD,
     WHOLE_BUDGET,
     store_path,
@@ -45,7 +45,7 @@ def in_memory(settings: DemoSettings, sink: Sink) -> dict[str, Any]:
 
 def memory(settings: Settings, sink: Sink) -> dict[str, Any]:
     """The engine's memory, without PyTorch in the process: of the demo on real data in a store of
-    its own, of the other one in that of the contestant out of core, which has all rows."""
+    its own, of the other one in that of the system out of core, which has all rows."""
     from embedrock_lab.demo import replay
 
     shaped = isinstance(settings, ShapedSettings)
@@ -57,13 +57,13 @@ def memory(settings: Settings, sink: Sink) -> dict[str, Any]:
     return replay.replay(settings, settings.dataset(), name, commits, sink)
 
 
-def _contest(name: str) -> Callable[[Any, JsonLines], dict[str, Any]]:
-    """One side of the comparison of speeds, told by lines on standard input when it is its turn."""
+def _comparison(name: str) -> Callable[[Any, JsonLines], dict[str, Any]]:
+    """One side of the comparison of speeds, told by lines on standard input what to do."""
 
     def run(settings: Settings, sink: JsonLines) -> dict[str, Any]:
-        from embedrock_lab.demo import contestant
+        from embedrock_lab.demo import system
 
-        return contestant.serve(settings, name, sink, sys.stdin)
+        return system.serve(settings, name, sink, sys.stdin)
 
     return run
 
@@ -89,7 +89,7 @@ _PIECES: dict[str, Callable[[Any, JsonLines], dict[str, Any]]] = {
     piece.__name__: piece
     for piece in (out_of_core, whole_budget, without_fillers, in_memory, memory)
 }
-_PIECES |= {f"contest: {name}": _contest(name) for name in (*CONTESTANTS, WHOLE_AHEAD, EMBEDROCK)}
+_PIECES |= {f"comparison: {name}": _comparison(name) for name in (*SYSTEMS, WHOLE_AHEAD, EMBEDROCK)}
 
 
 def main(name: str, settings_path: str) -> int:

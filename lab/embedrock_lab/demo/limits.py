@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from embedrock_lab.measure.machine import memory_limit
+
 #: Most that the two AUCs may differ.
 AUC_DIFFERENCE_MAX = 0.0005
-#: The rule for memory: peak less before is at most 1.05 budgets + 16 MiB.
-_MEMORY_FACTOR, _MEMORY_SLACK_BYTES = 1.05, 16 << 20
 
 Result = dict[str, Any]
 
@@ -25,7 +25,7 @@ def failures(figures: Result) -> list[str]:
 
 def memory_figures(budget: int, memory: Result) -> Result:
     """What the engine may take with a budget, and what it took in the process without PyTorch."""
-    limit = int(_MEMORY_FACTOR * budget + _MEMORY_SLACK_BYTES)
+    limit = memory_limit(budget)
     return {
         "embedding_budget_bytes": budget,
         "embedding_memory_bytes": memory["memory_bytes"],

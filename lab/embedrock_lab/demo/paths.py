@@ -15,7 +15,7 @@ be read."""
 EMBEDROCK = "Embedrock"
 """Out of core as a loop of users has it: announcing where a `LookaheadLoader` finds that it pays,
 and a pipeline."""
-CONTESTANTS = (LOOK_AHEAD, OUT_OF_CORE, WHOLE_BUDGET, PLAIN_TORCH)
+SYSTEMS = (LOOK_AHEAD, OUT_OF_CORE, WHOLE_BUDGET, PLAIN_TORCH)
 """Whose speeds are compared."""
 
 

@@ -18,8 +18,9 @@ import embedrock
 from embedrock.data import Dataset
 from embedrock.report.progress import Sink, Task
 from embedrock.training import engine
-from embedrock_lab.demo import process, stores
+from embedrock_lab.demo import stores
 from embedrock_lab.demo.settings import Settings
+from embedrock_lab.measure import machine
 
 _GRADIENT = 1e-3
 
@@ -40,8 +41,8 @@ def replay(
     gradients = np.full((most, settings.recipe.embedding_dim), _GRADIENT, np.float32)
     if "torch" in sys.modules:
         raise AssertionError("the replay must run without torch")
-    process.reset_peak()
-    before = process.rss_bytes()
+    machine.reset_peak_rss()
+    before = machine.rss_bytes()
     with stores.open_store(settings, name, settings.memory) as store:
         tables = [stores.table(settings, store, feature) for feature in dataset.features]
         with Task(sink, "memory: replaying the keys", len(trace)) as task:
@@ -57,7 +58,7 @@ def replay(
                 task.advance()
                 if task.done % steps_per_commit == 0:
                     store.commit((store.step or 0) + steps_per_commit)
-        peak = process.peak_rss_bytes()
+        peak = machine.peak_rss_bytes()
         summary = engine.summary(store)
     return {
         "rss_before_open_bytes": before,

@@ -23,10 +23,11 @@ from embedrock.store import Store
 from embedrock.training import engine
 from embedrock.training.history import History
 from embedrock.training.trainer import Trainer
-from embedrock_lab.demo import models, process, stores
-from embedrock_lab.demo.contestant import digests
+from embedrock_lab.demo import models, stores
 from embedrock_lab.demo.paths import OUT_OF_CORE, losses_path
 from embedrock_lab.demo.settings import DemoSettings
+from embedrock_lab.demo.system import digests
+from embedrock_lab.measure import machine
 
 _EVALUATION_BATCH = 1024
 _STEPS_PER_ROW = 8
@@ -36,7 +37,7 @@ def on_storage(
     settings: DemoSettings, name: str, memory: str, dataset: MemoryDataset, sink: Sink
 ) -> dict[str, Any]:
     """Trains with tables in a store that has `memory`; adds the engine's counters, and digests."""
-    before_bytes = process.rss_bytes()
+    before_bytes = machine.rss_bytes()
     with stores.open_store(settings, name, memory) as store:
         trainer = models.over_store(settings, store, dataset)
         result = _train(settings, name, dataset, trainer, sink, store)
@@ -128,6 +129,6 @@ def _train(
         "epochs": epochs,
         "history": history.points(),
         "engine": None if store is None else engine.summary(store),
-        "peak_rss_bytes": process.peak_rss_bytes(),
-        "core_wait_share": process.core_wait_share(),
+        "peak_rss_bytes": machine.peak_rss_bytes(),
+        "core_wait_share": machine.core_wait_share(),
     }

@@ -42,9 +42,9 @@ class Settings:
     optimizer: OptimizerName = "adagrad"
     threads: int = 1
     io: IoName = "auto"
-    #: Timed turns of each contestant in the comparison of speeds.
+    #: Timed rounds of each system in the comparison of speeds.
     rounds: int = 3
-    #: Whether contestants end with held-out samples and digests of all rows.
+    #: Whether systems end with held-out samples and digests of all rows.
     last_checks: bool = True
     #: Steps of plain PyTorch before the clock starts, whose rows are in memory at once; None: as
     #: many as of the others, so that losses can be compared.
@@ -67,13 +67,13 @@ class Settings:
         """The data."""
         raise NotImplementedError
 
-    def contest_data(self, dense_ids: bool) -> tuple[Dataset, Sequence[Keys]]:
+    def compared_data(self, dense_ids: bool) -> tuple[Dataset, Sequence[Keys]]:
         """The data for the comparison of speeds, with dense ids on demand, and the keys of every
         table, by dense id: all of them have a row before the clock starts."""
         raise NotImplementedError
 
-    def contest_steps(self, dataset: Dataset) -> tuple[int, int]:
-        """Steps before the clock starts, and those of one turn."""
+    def steps_of_rounds(self, dataset: Dataset) -> tuple[int, int]:
+        """Steps before the clock starts, and those of one round."""
         raise NotImplementedError
 
     def replayed(self, dataset: Dataset) -> Iterator[Batch]:
@@ -104,22 +104,25 @@ class DemoSettings(Settings):
         """The data, in memory: the run that is compared with holds its tables there anyway."""
         if self.format in STREAMED:
             return self._streamed(STREAMED[self.format])
-        path = fetch.movielens_100k(self.cache_dir) if self.data is None else Path(self.data)
-        ratings = movielens.read(path, skip_bad_lines=self.skip_bad_lines)
+        ratings = movielens.read(self.source(), skip_bad_lines=self.skip_bad_lines)
         return crosses.click_dataset(ratings, holdout=self.holdout, seed=self.seed)
+
+    def source(self) -> Path:
+        """Where the data is; MovieLens is fetched where no other is given."""
+        return fetch.movielens_100k(self.cache_dir) if self.data is None else Path(self.data)
 
     def for_speed(self) -> DemoSettings:
         """The same with the model and threads with which speeds are defined."""
         recipe = replace(self.recipe, batch_size=_SPEED_BATCH, bottom=_SPEED_BOTTOM, top=_SPEED_TOP)
         return replace(self, recipe=recipe, threads=_SPEED_THREADS)
 
-    def contest_data(self, dense_ids: bool) -> tuple[Dataset, Sequence[Keys]]:
+    def compared_data(self, dense_ids: bool) -> tuple[Dataset, Sequence[Keys]]:
         """See `Settings`; keys in order of first occurrence, as training would write them."""
         sparse = self.dataset()
         dense, keys = sparse.densified()
         return (dense if dense_ids else sparse), keys
 
-    def contest_steps(self, dataset: Dataset) -> tuple[int, int]:
+    def steps_of_rounds(self, dataset: Dataset) -> tuple[int, int]:
         """See `Settings`: half of an epoch, a third of one."""
         steps = -(-(dataset.num_train() or 0) // self.recipe.batch_size)
         # Half of an epoch asks for many times the rows that a tenth of memory holds.
@@ -166,7 +169,7 @@ class ShapedSettings(Settings):
         least = 2 * self.rounds * self.recipe.batch_size
         if self.samples < least:
             raise MisuseError(
-                f"samples is {self.samples}, expected {least} or more: {self.rounds} turns of a "
+                f"samples is {self.samples}, expected {least} or more: {self.rounds} rounds of a "
                 f"batch of {self.recipe.batch_size}, and as many before the clock starts"
             )
         if self.seed < 0:
@@ -179,20 +182,20 @@ class ShapedSettings(Settings):
             self.rows, seed=self.seed, samples=self.samples, test_samples=self.test_samples
         )
 
-    def contest_data(self, dense_ids: bool) -> tuple[Dataset, Sequence[Keys]]:
+    def compared_data(self, dense_ids: bool) -> tuple[Dataset, Sequence[Keys]]:
         """See `Settings`; ids are dense in any case."""
         dataset = self.dataset()
         return dataset, [range(field.rows) for field in dataset.fields]
 
-    def contest_steps(self, dataset: Dataset) -> tuple[int, int]:
-        """See `Settings`: half of the samples, and the rest in equal turns."""
+    def steps_of_rounds(self, dataset: Dataset) -> tuple[int, int]:
+        """See `Settings`: half of the samples, and the rest in equal rounds."""
         steps = self.samples // self.recipe.batch_size
         warm_up = steps // 2
         return warm_up, (steps - warm_up) // self.rounds
 
     def replayed(self, dataset: Dataset) -> Iterator[Batch]:
         """See `Settings`: as many batches as fill the cache."""
-        return islice(self.endless(dataset), self.contest_steps(dataset)[0])
+        return islice(self.endless(dataset), self.steps_of_rounds(dataset)[0])
 
     @property
     def test_samples(self) -> int:

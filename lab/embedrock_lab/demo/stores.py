@@ -19,7 +19,7 @@ from embedrock_lab.demo.paths import store_path
 from embedrock_lab.demo.settings import Keys, Settings
 from embedrock_lab.measure.rows import values_of
 
-#: Half the width of initial values, and of those that are written before a contest.
+#: Half the width of initial values, and of those that are written before a comparison.
 _WIDTH = 0.01
 INITIALIZER = initializers.uniform(-_WIDTH, _WIDTH)
 #: The middle of the optimizer state that is written: some steps with gradients of a rare key.
@@ -72,7 +72,7 @@ def pieces(keys: Keys) -> Iterator[NDArray[np.int64]]:
 
 
 def written_values(place: int, keys: NDArray[np.int64], dim: int) -> Floats:
-    """The values that rows of the table at a place have before a contest: not the initial ones."""
+    """The values that rows of the table at a place have before all rounds: not the initial ones."""
     values: Floats = (values_of(_salted(place, keys), dim) - np.float32(0.5)) * np.float32(
         2 * _WIDTH
     )

@@ -1,4 +1,4 @@
-"""What came of both acts: the report, a sentence, a table of seven lines."""
+"""What came of both parts: the report, a sentence, a table of seven lines."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 from embedrock import report
 from embedrock.report import text
 from embedrock.report.points import time_split
-from embedrock_lab.demo import contest
+from embedrock_lab.demo import comparison
 from embedrock_lab.demo.limits import AUC_DIFFERENCE_MAX, memory_figures
 from embedrock_lab.demo.paths import EMBEDROCK, PLAIN_TORCH
+from embedrock_lab.demo.quality import Quality
 from embedrock_lab.demo.settings import DemoSettings, ShapedSettings
 
 Result = dict[str, Any]
@@ -20,36 +21,35 @@ Result = dict[str, Any]
 def build(
     quality: DemoSettings,
     speed: ShapedSettings,
-    runs: dict[str, Result],
-    equal: bool,
-    held: contest.Contest,
+    found: Quality,
+    held: comparison.Comparison,
     memory: Result,
     seconds: float,
 ) -> Result:
     """The report."""
-    stored, plain = runs["out_of_core"], runs["in_memory"]
-    turns, counted = held.turns(EMBEDROCK), held.counted(EMBEDROCK)
+    stored, plain = found.runs["out_of_core"], found.runs["in_memory"]
+    rounds, counted = held.answers(EMBEDROCK), held.counted(EMBEDROCK)
     engine = held.results[EMBEDROCK]["engine"]
-    waited = counted.read_wait_s + sum(turn["window_wait_s"] for turn in turns)
+    waited = counted.read_wait_s + sum(round["window_wait_s"] for round in rounds)
     figures = {
         "auc_out_of_core": stored["auc"],
         "auc_in_memory": plain["auc"],
         "auc_difference": abs(stored["auc"] - plain["auc"]),
         "log_loss_out_of_core": stored["log_loss"],
         "log_loss_in_memory": plain["log_loss"],
-        "bits_equal": int(equal),
+        "bits_equal": int(found.bits_equal),
         "epochs": quality.recipe.epochs,
         "rows_quality": stored["rows"],
         "speed_vs_torch": held.rounds.ratio(0, 1),
         "speed_vs_torch_of_quiet_turns": held.rounds.quiet_ratio(0, 1),
         "samples_per_s_out_of_core": held.rate(EMBEDROCK),
         "samples_per_s_in_memory": held.rate(PLAIN_TORCH),
-        "turns": len(turns),
+        "turns": len(rounds),
         "quiet_turns": len(held.rounds.counted[: held.rounds.quiet]),
-        "steps_per_turn": turns[0]["steps"],
+        "steps_per_turn": rounds[0]["steps"],
         "hit_rate": counted.hit_rate,
-        "pages_read_per_batch": counted.pages_read / sum(turn["steps"] for turn in turns),
-        "wait_share": waited / sum(turn["seconds"] for turn in turns),
+        "pages_read_per_batch": counted.pages_read / sum(round["steps"] for round in rounds),
+        "wait_share": waited / sum(round["seconds"] for round in rounds),
         "rows": speed.rows,
         "table_bytes": speed.rows * speed.row_bytes,
         **memory_figures(engine["budget_bytes"], memory),
@@ -61,8 +61,8 @@ def build(
         settings={"quality": asdict(quality), "speed": asdict(speed)},
         results={
             "headline": headline(figures, speed.memory),
-            "speed": contest.describe(held),
-            "quality": runs,
+            "speed": comparison.describe(held),
+            "quality": found.runs,
             "untimed": ["quality"],
             "memory": memory,
             "time_out_of_core": time_split(held.results[EMBEDROCK]["history"]),
@@ -101,17 +101,19 @@ def headline(figures: Result, memory: str) -> Result:
 
 
 def _speed(figures: Result) -> dict[str, str]:
-    """The tile of the speed: of turns that had the machine, or without a figure."""
+    """The tile of the speed: of rounds that had the machine, or without a figure."""
     quiet = figures["speed_vs_torch_of_quiet_turns"]
     if quiet is None:
         return {
             "name": "of PyTorch's speed",
             "value": "not measured",
-            "note": f"the machine was busy: every turn waited for a core. They came to "
+            "note": f"the machine was busy: every round waited for a core. They came to "
             f"{figures['speed_vs_torch']:.2f} x, which says little",
         }
     if figures["quiet_turns"] < figures["turns"]:
-        note = f"in {figures['quiet_turns']} of {figures['turns']} turns: others had the cores else"
+        note = (
+            f"in {figures['quiet_turns']} of {figures['turns']} rounds: others had the cores else"
+        )
     else:
         note = (
             f"{figures['samples_per_s_out_of_core']:,.0f} samples/s, in memory "
@@ -147,7 +149,7 @@ def rows(whole: Result) -> list[tuple[str, str, str]]:
     f = whole["figures"]
     memory = whole["settings"]["speed"]["memory"]
     data = "MovieLens" if whole["settings"]["quality"]["data"] is None else "your data"
-    turns = f"{f['turns']} turns" if f["turns"] > 1 else "1 turn"
+    rounds = f"{f['turns']} rounds" if f["turns"] > 1 else "1 round"
     return [
         ("", f"Embedrock, {memory} memory", "PyTorch, in memory"),
         (
@@ -158,7 +160,7 @@ def rows(whole: Result) -> list[tuple[str, str, str]]:
         ("log loss", f"{f['log_loss_out_of_core']:.5f}", f"{f['log_loss_in_memory']:.5f}"),
         ("losses and rows at 100% memory", "same bits" if f["bits_equal"] else "OTHER BITS", ""),
         (
-            f"samples/s (Criteo's shape, {turns})",
+            f"samples/s (Criteo's shape, {rounds})",
             f"{f['samples_per_s_out_of_core']:,.0f}",
             f"{f['samples_per_s_in_memory']:,.0f}",
         ),
@@ -173,7 +175,7 @@ def rows(whole: Result) -> list[tuple[str, str, str]]:
 
 
 def _notes(
-    quality: DemoSettings, speed: ShapedSettings, figures: Result, held: contest.Contest
+    quality: DemoSettings, speed: ShapedSettings, figures: Result, held: comparison.Comparison
 ) -> list[str]:
     """What a reader of the figures must know."""
     name = "MovieLens-100K with crosses" if quality.data is None else quality.data
@@ -181,11 +183,11 @@ def _notes(
         f"Results: {name}, {figures['rows_quality']:,} rows, {quality.recipe.epochs} epochs, one "
         f"run each. The runs shared the machine: their speeds say nothing.",
         f"Speed: 26 tables with Criteo Kaggle's proportions and skew, {speed.rows:,} rows of "
-        f"{speed.recipe.embedding_dim} values and Adagrad. {figures['turns']} turns of "
-        f"{figures['steps_per_turn']} steps each, two processes in turn; medians. Rows had been "
+        f"{speed.recipe.embedding_dim} values and Adagrad. {figures['turns']} rounds of "
+        f"{figures['steps_per_turn']} steps each, two processes alternate; medians. Rows had been "
         f"written and committed, the cache was warm. Making batches is not in the time.",
         f"PyTorch had made {speed.torch_warm_up} steps before, Embedrock those that fill its "
-        f"cache: turns have other batches of the same stream.",
+        f"cache: rounds have other batches of the same stream.",
         "Batches went through a LookaheadLoader and a Pipeline with their defaults: both measure "
         "whether they pay, and are set aside where they do not.",
         "Memory taken is that of a process without PyTorch that reads and updates the same keys.",

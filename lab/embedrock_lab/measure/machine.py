@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -12,7 +13,8 @@ import numpy as np
 
 import embedrock
 
-__all__ = ["available_memory_bytes", "bytes_read", "bytes_written", "device_facts", "machine_facts"]
+__all__ = ["available_memory_bytes", "bytes_read", "bytes_written", "core_wait_share"]
+__all__ += ["device_facts", "forget_pages", "machine_facts", "memory_facts", "memory_limit"]
 __all__ += ["peak_rss_bytes", "reset_peak_rss", "rss_bytes", "steal_share"]
 
 
@@ -62,6 +64,39 @@ def reset_peak_rss() -> None:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return
+
+
+def memory_limit(budget: int) -> int:
+    """The most that an engine with this budget may make a process grow by."""
+    return int(1.05 * budget) + (16 << 20)
+
+
+def memory_facts(store: embedrock.Store, budget: int, rss_before: int) -> dict[str, Any]:
+    """What a store says it takes, and how much its process grew since ``reset_peak_rss``."""
+    grown = peak_rss_bytes() - rss_before
+    return {
+        **store.stats()["memory"],
+        "budget_bytes": budget,
+        "peak_rss_grown_bytes": grown,
+        "within_budget": grown <= memory_limit(budget),
+    }
+
+
+def forget_pages(file: Path) -> None:
+    """Writes a file's pages to the device and drops them from memory; nobody may map it."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def core_wait_share() -> float:
+    """Time that the main thread wanted to run and had no core ÷ time it ran or wanted to."""
+    ran, waited = (int(text) for text in _first_line(Path("/proc/self/schedstat")).split()[:2])
+    return waited / (ran + waited) if ran + waited else 0.0
 
 
 def bytes_read() -> int:

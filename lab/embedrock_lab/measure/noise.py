@@ -2,7 +2,7 @@
 
 A section of work is timed together with how long its thread was runnable without a core. A round
 in which that was more than 3 % of the time is void and run again, for as long as the caller has
-patience; contestants take turns within a round, and what counts is the median over rounds.
+patience; systems run one after another within a round, and what counts is the median over rounds.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _open_schedstat() -> int | None:
 
 @dataclass
 class Rounds:
-    """What ``interleave`` measured: for each round, one result a contestant."""
+    """What ``interleave`` measured: for each round, one result a system."""
 
     counted: list[list[Timed]]
     """The rounds that the medians are over."""
@@ -105,7 +105,7 @@ class Rounds:
     """What a reader must know of the rounds."""
 
     def ratio(self, numerator: int, denominator: int) -> float:
-        """Median over rounds of one contestant's rate divided by another's."""
+        """Median over rounds of one system's rate divided by another's."""
         return statistics.median(r[numerator].rate / r[denominator].rate for r in self.counted)
 
     def quiet_ratio(self, numerator: int, denominator: int) -> float | None:
@@ -115,9 +115,9 @@ class Rounds:
             return None
         return statistics.median(r[numerator].rate / r[denominator].rate for r in rounds)
 
-    def rate(self, contestant: int) -> float:
-        """Median over rounds of a contestant's rate."""
-        return statistics.median(r[contestant].rate for r in self.counted)
+    def rate(self, system: int) -> float:
+        """Median over rounds of a system's rate."""
+        return statistics.median(r[system].rate for r in self.counted)
 
     def summary(self) -> dict[str, object]:
         """For the report: how quiet it was."""
@@ -131,14 +131,14 @@ class Rounds:
 
 
 def interleave(
-    contestants: Sequence[Callable[[], Timed]],
+    systems: Sequence[Callable[[], Timed]],
     rounds: int,
     patience_s: float,
     limit_s: float | None = None,
 ) -> Rounds:
-    """Lets the contestants take turns until ``rounds`` rounds were quiet.
+    """Lets the systems run, one after another, until ``rounds`` rounds were quiet.
 
-    Every other round begins with the last contestant. When patience ends first, the quietest of the
+    Every other round begins with the last system. When patience ends first, the quietest of the
     void rounds fill up what is missing, and the notes say so. After ``limit_s`` no round begins but
     the first: fewer may count than ``rounds`` then.
     """
@@ -149,10 +149,10 @@ def interleave(
         late = limit_s is not None and time.monotonic() - begin > limit_s
         if late and (quiet or void):
             break
-        turn = range(len(contestants))
-        order = turn if (len(quiet) + len(void)) % 2 == 0 else reversed(turn)
-        done = {i: contestants[i]() for i in order}
-        one = [done[i] for i in turn]
+        places = range(len(systems))
+        order = places if (len(quiet) + len(void)) % 2 == 0 else reversed(places)
+        done = {i: systems[i]() for i in order}
+        one = [done[i] for i in places]
         share = _wait_share(one)
         if share is None or share <= WAIT_SHARE_MAX:
             quiet.append(one)

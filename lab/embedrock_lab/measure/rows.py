@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 import embedrock
 
-__all__ = ["distinct_keys", "fill", "mismatches", "open_resident", "ranges", "resident_budget"]
-__all__ += ["scattered", "values_of"]
+__all__ = ["distinct_keys", "fill", "least_budget", "mismatches", "open_resident", "ranges"]
+__all__ += ["resident_budget", "scattered", "values_of"]
 
 Floats = npt.NDArray[np.float32]
 Keys = npt.NDArray[np.int64]
@@ -95,6 +95,11 @@ def scattered(numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.uint64]:
 def resident_budget(rows: int, row_bytes: int) -> int:
     """A memory budget in bytes that keeps every row of a dense table."""
     return rows * (row_bytes + CACHE_BYTES_PER_ROW) + (128 << 20)
+
+
+def least_budget(error: embedrock.errors.BudgetError) -> int:
+    """The smallest budget that works, in bytes, which the message names."""
+    return int(str(error).rsplit("memory=", 1)[1].strip('"'))
 
 
 def open_resident(

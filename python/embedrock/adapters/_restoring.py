@@ -1,8 +1,8 @@
 """The shared part of trainers' adapters: a commit with each checkpoint, going back with each load.
 
 A checkpoint has the ``state_dict`` of the model, in which modules of tables say beside which rows
-they were saved (:mod:`embedrock.nn.bond`). So a commit that is made before, or named in the dict
-after, is found again from the dict alone.
+they were saved (:mod:`embedrock.nn.state_dict_guard`). So a commit that is made before, or named in
+the dict after, is found again from the dict alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from embedrock._loading import is_dense_only
 from embedrock._rows import RowStore, here
 from embedrock.adapters._pinning import CheckpointPins
 from embedrock.errors import MismatchError, NotFoundError, UnsupportedError
-from embedrock.nn import bond
+from embedrock.nn import state_dict_guard
 from embedrock.nn.module import RowsModule
 from embedrock.store import Store
 
@@ -56,7 +56,7 @@ def module_states(model: nn.Module, store: Store) -> Iterator[tuple[str, RowsMod
     """The modules of a model with tables of the store, each with its name in a ``state_dict``."""
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, RowsModule) and module.store is store:
-            yield f"{name}.{bond.KEY}" if name else bond.KEY, module
+            yield f"{name}.{state_dict_guard.KEY}" if name else state_dict_guard.KEY, module
 
 
 def restate(model: nn.Module, store: Store, state_dict: MutableMapping[str, Any]) -> None:
@@ -82,7 +82,7 @@ def go_back_for(model: nn.Module, store: Store, state_dict: Mapping[str, Any], n
         return
     for key, module in module_states(model, store):
         saved = state_dict.get(key)
-        commit = bond.commit_of(saved, store)
+        commit = state_dict_guard.commit_of(saved, store)
         if commit is None:
             continue
         number, step = commit

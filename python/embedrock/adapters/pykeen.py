@@ -62,7 +62,7 @@ _RECEIVED_MAX = 64
 many enough that this costs little for each."""
 _COMMIT, _SINCE, _UPDATES = slice(3, 6), 6, 8
 """Where a module's extra state has the last commit, the batches since and the updates of its table,
-as ``embedrock.nn.bond`` lays out."""
+as ``embedrock.nn.state_dict_guard`` lays out."""
 
 
 class _Restoring(embedrock.nn.Embedding):

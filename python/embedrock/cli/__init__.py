@@ -30,6 +30,7 @@ from embedrock.cli import (
     grow,
     info,
     laboratory,
+    logs,
     pin,
     place,
     pull,
@@ -59,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(given)
     warnings.showwarning = functools.partial(_show_warning, arguments)
     try:
-        status: int = arguments.run(arguments)
+        with logs.lines(getattr(arguments, "log_level", None)):
+            status: int = arguments.run(arguments)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from embedrock.cli import follow_store, output
+from embedrock.cli import follow_store, logs, output
 from embedrock.errors import MisuseError
 from embedrock.training.interrupt import EXIT_INTERRUPTED, Interrupt
 
@@ -127,6 +127,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         ),
     )
     output.add_json(command)
+    logs.add(command, "warn", "of the store and its files")
     command.set_defaults(run=run)
     return command
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from embedrock.cli import output
+from embedrock.cli import logs, output
 from embedrock.errors import EmbedrockError, LockedError, MisuseError
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     command.add_argument(
         "--verbose", action="store_true", help="report at the start how rows will be sent"
     )
+    logs.add(command, "info", "one an event")
     limits = command.add_argument_group("limits")
     limits.add_argument(
         "--max-connections",
@@ -147,21 +148,21 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     limits.add_argument(
         "--max-request-bytes",
-        type=output.parse_bytes,
+        type=output.size,
         default=64 << 20,
         metavar="B",
         help="maximum size of a request (64MiB)",
     )
     limits.add_argument(
         "--max-reply-bytes",
-        type=output.parse_bytes,
+        type=output.size,
         default=64 << 20,
         metavar="B",
         help="maximum size of a reply, and of all replies that a client has not read (64MiB)",
     )
     limits.add_argument(
         "--client-memory",
-        type=output.parse_bytes,
+        type=output.size,
         metavar="B",
         help=(
             "maximum memory for requests and replies of all clients, in addition to --memory; "
@@ -201,11 +202,12 @@ def add(commands: Any) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serves until a signal comes."""
-    from embedrock import _core
+    from embedrock import _core, _logs
     from embedrock.store.opening import open_part
     from embedrock.store.parts import part_of
 
     output.refuse_missing_store(arguments.store)
+    logs.from_engine(arguments.log_level)
     if (arguments.tls_cert is None) != (arguments.tls_key is None):
         raise MisuseError("--tls-cert and --tls-key go together: a certificate and its key")
     if arguments.writable and arguments.step is not None:
@@ -263,6 +265,7 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 _tell(arguments, server)
                 while not stop.wait(_LOOK_S) and server.is_running():
+                    _logs.flush()  # lines that nobody read until now
                     if reread.is_set():
                         reread.clear()
                         _reread(arguments, server)

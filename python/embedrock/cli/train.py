@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from embedrock._optional import require_torch
-from embedrock.cli import output, train_graph, train_nodes
+from embedrock.cli import logs, output, train_graph, train_nodes
 from embedrock.cli.train_run import (
     print_place,
     refuse_others,
@@ -226,7 +226,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     running.add_argument(
         "--max-disk",
-        type=output.parse_bytes,
+        type=output.size,
         metavar="SIZE",
         help="maximum bytes of the store on disk",
     )
@@ -249,6 +249,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     train_graph.add_arguments(command)
     train_nodes.add_arguments(command)
     output.add_json(command)
+    logs.add(command, "warn", "of the store and its files")
     command.set_defaults(run=run)
     remember_defaults(command)
     return command
@@ -273,7 +274,7 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--window-bytes",
-        type=output.parse_bytes,
+        type=output.size,
         metavar="SIZE",
         help=(
             "maximum memory for announced batches, without their rows, up to a half of it (a "

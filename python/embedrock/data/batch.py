@@ -72,6 +72,14 @@ class Batch:
         size = len(self)
         return self.keys[self.offsets[feature * size] : self.offsets[(feature + 1) * size]]
 
+    def feature_offsets(self, feature: int) -> NDArray[np.int64]:
+        """Where the bags of one feature begin among its keys, ``(B + 1,)`` with the end: what
+        ``embedrock.nn.EmbeddingBag`` takes with ``include_last_offset``."""
+        begin = feature * len(self)
+        offsets = self.offsets[begin : begin + len(self) + 1]
+        from_0: NDArray[np.int64] = offsets - offsets[0]
+        return from_0
+
 
 class Dataset(Protocol):
     """The interface of a data set that the trainer needs."""

@@ -31,7 +31,7 @@ _SEPARATORS = (",", "\t", ";")
 _JOINED = "\x1f"
 """Stands between fields of which some were quoted: ASCII's unit separator, which no text has."""
 _NUMBER_BYTES = 32
-RULES = 2
+RULES = 3
 """Of the texts of values; a run remembers those that it began with."""
 LABELS = {
     **dict.fromkeys((b"0", b"0.0", b"false", b"False", b"FALSE"), 0.0),
@@ -203,9 +203,22 @@ def _unquoted(line: bytes, separator: str) -> bytes:
 def _numbers(fields: Fields, column: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """(sign(x) log(1 + |x|) of each, which are no finite numbers); a missing one is 0."""
     starts, lengths = fields.starts[:, column], fields.lengths[:, column]
+    values, is_long = numbers_of_pieces(fields.text, starts, lengths)
+    values[is_long] = math.nan
+    return scaled(values)
+
+
+def numbers_of_pieces(
+    text: bytes | NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """(the number that each piece of a text is, which are too long to be looked at). Of a piece
+    without length it is 0, of one that is no number NaN."""
     width = max(1, min(int(lengths.max(initial=0)), _NUMBER_BYTES))
+    if not len(text):
+        return np.zeros(len(starts)), np.zeros(len(starts), np.bool_)
+    letters = np.frombuffer(text, np.uint8) if isinstance(text, bytes) else text
     place = np.arange(width)
-    letters = fields.text.take(starts[:, None] + place, mode="clip")
+    letters = letters.take(starts[:, None] + place, mode="clip")
     letters = np.where(place < lengths[:, None], letters, np.uint8(0))
     letters[lengths == 0, 0] = ord("0")
     texts = np.ascontiguousarray(letters).view(f"S{width}").reshape(-1)
@@ -213,8 +226,18 @@ def _numbers(fields: Fields, column: int) -> tuple[NDArray[np.float64], NDArray[
         values = texts.astype(np.float64)
     except ValueError:
         values = np.array([number_of(text) for text in texts.tolist()], np.float64)
-    wrong = ~np.isfinite(values) | (lengths > _NUMBER_BYTES)
-    return np.sign(values) * np.log1p(np.abs(np.where(wrong, 0.0, values))), wrong
+    return values, lengths > _NUMBER_BYTES
+
+
+def scaled(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """(sign(x) log(1 + |x|) of each, which are not finite and become 0), in place."""
+    wrong = ~np.isfinite(values)
+    if wrong.any():
+        values[wrong] = 0.0
+    sizes = np.abs(values)
+    np.copysign(np.log1p(sizes, out=sizes), values, out=values)
+    values += 0.0  # of -0.0, too, it is 0
+    return values, wrong
 
 
 def number_of(text: bytes) -> float:

@@ -16,7 +16,10 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from embedrock import _logs
 from embedrock.data.errors import DataError
+
+_log = _logs.of("data")
 
 REQUIREMENT = "recbole==1.2.1"
 WHEEL = "recbole-1.2.1-py3-none-any.whl"
@@ -60,6 +63,7 @@ def movielens_100k(cache_dir: str | Path | None = None) -> Path:
 
 def _download(cache: Path) -> None:
     """Runs pip into a temporary folder and moves the wheel into place when it is whole."""
+    _log.info("%s is downloaded to %s, with pip", REQUIREMENT, cache)
     with tempfile.TemporaryDirectory(dir=cache, prefix="download-") as temporary:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
         command += ["--disable-pip-version-check", "--dest", temporary, REQUIREMENT]
@@ -73,6 +77,7 @@ def _download(cache: Path) -> None:
             raise DataError(
                 f"{_MISSING}: pip download said: {said[-1] if said else 'nothing'}; {_WAY_OUT}"
             )
+        _log.info("%s is there, %d bytes", WHEEL, wheel.stat().st_size)
         wheel.replace(cache / WHEEL)
 
 

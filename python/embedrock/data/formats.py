@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embedrock.data import parquet
+from embedrock.data.arrow_log import class_of
 from embedrock.data.avazu import AVAZU
 from embedrock.data.criteo import CRITEO
 from embedrock.data.csv import RULES, Columns, Csv
@@ -25,7 +26,7 @@ def streamed_format(name: str, path: Path, columns: Columns | None, rules: int =
     if columns is None:
         return STREAMED[name]
     if rules > 1 and parquet.is_parquet(path):
-        return ParquetLog(path, columns)
+        return ParquetLog(path, columns, rules)
     return Csv(path, columns, rules)
 
 
@@ -42,7 +43,7 @@ def parts_of(
     for path, kind in logs[1:]:
         first, begun = logs[0][1], logs[0][0]
         for column in kind.columns.categorical:
-            one, other = _class_of(first.kinds[column]), _class_of(kind.kinds[column])
+            one, other = class_of(first.kinds[column]), class_of(kind.kinds[column])
             if one != other:
                 raise DataError(
                     f"column {column!r} is {kind.kinds[column]}, but {first.kinds[column]} in "
@@ -51,10 +52,3 @@ def parts_of(
                     path=path,
                 )
     return parts
-
-
-def _class_of(kind: str) -> str:
-    """Types of which equal values have equal texts."""
-    if "int" in kind:
-        return "whole numbers"
-    return "texts" if "string" in kind or "binary" in kind else kind

@@ -1,7 +1,7 @@
 """Files of a graph: lines of whole numbers, rows of numbers, arrays of NumPy.
 
 Texts are read by blocks, plain or packed, and converted whole; a block in which something is amiss
-is gone through line by line, for the line to be named. Parquet comes as the text that it would be.
+is gone through line by line, for the line to be named. Parquet is read by `graph_parquet`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from embedrock._warnings import warn
 from embedrock.data.bad_lines import BadLines
 from embedrock.data.errors import DataError
+from embedrock.data.graph_parquet import read_features, read_names, read_numbers
 from embedrock.data.names import Names
 from embedrock.data.parquet import is_parquet
 from embedrock.data.text import whole_lines
@@ -61,14 +62,20 @@ def read_pairs(path: Path, expected: str, bad: BadLines, nodes: tuple[int, str] 
     limit, told = (_LARGEST, "") if nodes is None else nodes
     ends = 2 if expected == EDGE else 1
 
-    def check(pairs: Ids, lines: Sequence[int]) -> Ids:
+    def check(pairs: Ids, lines: Sequence[int] | None, rows: Ids | None = None) -> Ids:
         beyond = (pairs[:, :ends] >= limit).any(axis=1)
         for place in np.flatnonzero(beyond).tolist():
-            node = int(pairs[place, :ends].max())
-            bad.add(DataError(beyond_text(node, limit, told), path=path, line=lines[place]))
+            problem = beyond_text(int(pairs[place, :ends].max()), limit, told)
+            line = None if lines is None else lines[place]
+            row = None if rows is None else int(rows[place])
+            bad.add(DataError(problem, path=path, line=line, row=row))
         return pairs[~beyond] if beyond.any() else pairs
 
     blocks = []
+    if is_parquet(path):
+        for pairs, numbers in read_numbers(path, expected, bad):
+            blocks.append(check(pairs, None, numbers))
+        return _joined(blocks)
     for first, text in whole_lines(path):
         plain = text.translate(_SPACES)
         found = _two_a_line(plain)
@@ -92,21 +99,27 @@ def read_pairs(path: Path, expected: str, bad: BadLines, nodes: tuple[int, str] 
             lines.append(number)
         pairs = np.array(rows, np.int64).reshape(-1, 2)
         blocks.append(check(pairs, lines))
+    return _joined(blocks)
+
+
+def _joined(blocks: list[Ids]) -> Ids:
     joined = np.concatenate(blocks) if blocks else np.empty((0, 2), np.int64)
     return np.ascontiguousarray(joined.T)
 
 
 def read_named(path: Path, expected: str, bad: BadLines) -> list[tuple[bytes, bytes]]:
     """Lines of two names, separated by tab, comma or space; empty ones and those that begin with
-    "#" are left out. There is no header but that of Parquet.
+    "#" are left out. There is no header. Of Parquet, the texts of two columns.
 
     Errors: DataError with the line, unless ``bad`` counts it.
     """
+    if is_parquet(path):
+        return read_names(path, expected, bad)
     found = []
     for first, text in whole_lines(path):
         for number, line in enumerate(text.translate(_SPACES).split(b"\n"), first):
             words = line.split()
-            if not words or words[0].startswith(b"#") or (number == 1 and is_parquet(path)):
+            if not words or words[0].startswith(b"#"):
                 continue
             if len(words) != 2:
                 problem = f"{len(words)} words, expected {expected}"
@@ -133,6 +146,8 @@ def read_dense(path: Path) -> npt.NDArray[np.float32]:
 
     Errors: DataError with the line, of a row of another width too.
     """
+    if is_parquet(path):
+        return read_features(path)
     blocks: list[npt.NDArray[np.float32]] = []
     width = 0
     for first, text in whole_lines(path):

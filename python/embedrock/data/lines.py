@@ -7,11 +7,13 @@ the block, the column, and what is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+from embedrock.data.memory import Column
 
 _NEWLINE, _RETURN = b"\n\r"
 _SHOWN_BYTES = 40
@@ -36,7 +38,8 @@ class Block:
     """The good lines of a block: `lines` are their indices among all, `ends` the offsets behind.
 
     Shapes: labels (L,) or (L, T) float32, dense (L, num_dense) float32, keys (L, F) int64, lines,
-    ends (L,) int64.
+    ends (L,) int64. `bags` has those features, by their number, whose samples have any number of
+    keys; `keys` says nothing of them.
     """
 
     labels: NDArray[np.float32]
@@ -46,6 +49,11 @@ class Block:
     ends: NDArray[np.int64]
     bad: list[BadLine]
     num_lines: int
+    bags: Mapping[int, Column] = field(default_factory=dict)
+
+    def column(self, feature: int) -> Column:
+        """The keys of a feature."""
+        return self.bags.get(feature) or Column(self.keys[:, feature])
 
 
 @dataclass(frozen=True)

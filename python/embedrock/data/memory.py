@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +18,12 @@ class Column:
 
     keys: NDArray[np.int64]
     offsets: NDArray[np.int64] | None = None
+
+    @classmethod
+    def of(cls, gathered: tuple[NDArray[np.int64], NDArray[np.int64]]) -> Column:
+        """Of keys and the sizes of the bags that they lie in."""
+        keys, sizes = gathered
+        return cls(keys, np.concatenate([[0], np.cumsum(sizes)]))
 
     def gather(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(keys, bag sizes) of the given samples, in their order."""
@@ -47,6 +53,16 @@ def epoch_order(samples: int, shuffle_seed: int | None, epoch: int) -> NDArray[n
     if shuffle_seed is None:
         return order
     return np.random.default_rng([shuffle_seed, epoch]).permutation(order)
+
+
+def jagged(
+    gathered: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(keys, offsets) of a batch, from the keys and bag sizes of each feature."""
+    sizes = np.concatenate([sizes for _, sizes in gathered])
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return np.concatenate([keys for keys, _ in gathered]), offsets
 
 
 class HeldInMemory(ABC):
@@ -121,10 +137,7 @@ class MemoryDataset(HeldInMemory):
         return sum(int(np.count_nonzero(counts == 1)) for _, counts in self.train_counts)
 
     def _batch(self, samples: NDArray[np.int64], following: Position) -> Batch:
-        gathered = [column.gather(samples) for column in self.columns]
-        offsets = np.zeros(len(self.columns) * len(samples) + 1, np.int64)
-        np.cumsum(np.concatenate([sizes for _, sizes in gathered]), out=offsets[1:])
-        keys = np.concatenate([keys for keys, _ in gathered])
+        keys, offsets = jagged([column.gather(samples) for column in self.columns])
         return Batch(self.dense[samples], keys, offsets, self.labels[samples], following)
 
     def without_fillers(self) -> MemoryDataset:

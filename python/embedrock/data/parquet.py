@@ -1,9 +1,8 @@
-"""A Parquet file as the text that it would be with a header, made as it is read.
+"""What is a Parquet file, and the text that older versions took one for.
 
-So files of a graph may be Parquet where text is read; `parquet_log` reads click logs by their
-columns. Positions are offsets of that text, as runs of older versions have them: going on at one
-makes the text anew from the start, as a compressed file is unpacked. pyarrow, which reads the file,
-is optional.
+`parquet_log` and `graph_parquet` read columns. Runs that began when a file was read as the text
+with a header that it would be go on by that text: their positions are offsets of it, which is made
+anew from the start, as a compressed file is unpacked. pyarrow, which reads the file, is optional.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def is_parquet(path: Path) -> bool:
 
 
 class ParquetText:
-    """Reads the text from its beginning."""
+    """Reads the text from its beginning, for runs of older versions."""
 
     def __init__(self, path: Path) -> None:
         """Opens the file. Errors: DataError, also where pyarrow is not installed."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from embedrock.data.bad_lines import BadLines
 from embedrock.data.batch import Batch, Feature, Position
 from embedrock.data.errors import DataError
 from embedrock.data.lines import Block
+from embedrock.data.memory import jagged
 from embedrock.data.sketch import DistinctCounter
 from embedrock.data.text import TextStream
 
@@ -29,6 +30,7 @@ _BLOCK_BYTES = 1 << 20
 _LONGEST_LINE_BYTES = 1 << 20
 #: Samples that are counted at once.
 _COUNTED = 1 << 16
+_BEGINNING = Position()
 
 
 class Described(Protocol):
@@ -74,7 +76,7 @@ class Format(Described, Protocol):
 class RowFormat(Described, Protocol):
     """A format of rows that are not text: offsets in it are numbers of rows."""
 
-    def blocks(self, path: Path, first: int) -> Iterator[tuple[int, Block]]:
+    def blocks(self, first: int) -> Iterator[tuple[int, Block]]:
         """Rows from number `first` on: the number of the first of each block, and the block."""
         ...
 
@@ -84,9 +86,10 @@ Kind: TypeAlias = Format | RowFormat
 
 @dataclass(frozen=True)
 class Part:
-    """A file of a log, and its format: that of all its files, each with its own header."""
+    """A file of a log, and its format: that of all its files, each with its own header. Rows that
+    are in no file have no path."""
 
-    path: Path
+    path: Path | None
     kind: Kind
 
 
@@ -129,9 +132,10 @@ def _blocks(
     for number in range(part, len(parts)):
         path, kind = parts[number].path, parts[number].kind
         if isinstance(kind, Format):
+            assert path is not None
             yield from _text_blocks(path, kind, number, offset, line, bad)
         else:
-            for first, block in kind.blocks(path, offset):
+            for first, block in kind.blocks(offset):
                 for one in block.bad:
                     row = first + one.index + 1
                     bad.add(DataError(one.problem, path=path, row=row, column=one.column))
@@ -196,7 +200,7 @@ def _tell(errors: list[DataError], bad: BadLines) -> None:
 
 
 def scan(
-    path: str | Path,
+    path: str | Path | None,
     kind: Kind,
     *,
     more: Sequence[Part] = (),
@@ -209,7 +213,7 @@ def scan(
     Errors: DataError at the first malformed line unless `skip_bad_lines`, or when no sample is
     left.
     """
-    path = Path(path)
+    path = None if path is None else Path(path)
     bad = BadLines(skip_bad_lines)
     parts = [Part(path, kind), *more]
     counters = [DistinctCounter() for _ in kind.features]
@@ -218,8 +222,8 @@ def scan(
     for located in _blocks(parts, 0, 0, 1, bad):
         marks.append(Mark(samples, located.offset, located.line, located.part))
         samples += len(located.block.labels)
-        for counter, keys in zip(counters, located.block.keys.T, strict=True):
-            counter.add(keys)
+        for feature, counter in enumerate(counters):
+            counter.add(located.block.column(feature).keys)
         if progress is not None:
             progress(located.offset + _BLOCK_BYTES)
     if samples == 0:
@@ -239,7 +243,7 @@ class StreamedDataset:
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Path | None,
         kind: Kind,
         *,
         more: Sequence[Part] = (),
@@ -250,7 +254,7 @@ class StreamedDataset:
         """Of a file and those behind it. Opens nothing yet: they are read while batches are taken.
         What the log has behind the samples of the scan is left out."""
         self.name = kind.name
-        self.parts = [Part(Path(path), kind), *more]
+        self.parts = [Part(None if path is None else Path(path), kind), *more]
         self.num_dense = kind.num_dense
         self.targets = kind.targets
         self.bad_lines = BadLines(skip_bad_lines)
@@ -266,7 +270,7 @@ class StreamedDataset:
         """Samples of an epoch, known after a scan only."""
         return None if self._scan is None else self._scan.samples - self._num_test
 
-    def train_batches(self, batch_size: int, start: Position) -> Iterator[Batch]:
+    def train_batches(self, batch_size: int, start: Position = _BEGINNING) -> Iterator[Batch]:
         """See `Dataset`; `start` must come from a batch of the same log and size."""
         limit = self.num_train()
         done = start.batch * batch_size
@@ -318,18 +322,27 @@ class StreamedDataset:
 
 @dataclass(frozen=True)
 class _Taken:
-    """Samples taken off the stream, and the place behind the last of them."""
+    """Samples taken off the stream, and the place behind the last of them. `bags` are as those of
+    `Block`, as (keys, sizes)."""
 
     labels: NDArray[np.float32]
     dense: NDArray[np.float32]
     keys: NDArray[np.int64]
+    bags: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]]
     end: int
     line: int
     part: int
 
     def batch(self, following: Position) -> Batch:
-        keys = np.ascontiguousarray(self.keys.T).reshape(-1)
-        return Batch(self.dense, keys, np.arange(len(keys) + 1), self.labels, following)
+        if not self.bags:
+            keys = np.ascontiguousarray(self.keys.T).reshape(-1)
+            return Batch(self.dense, keys, np.arange(len(keys) + 1), self.labels, following)
+        ones = np.ones(len(self.labels), np.int64)
+        features = range(self.keys.shape[1])
+        keys, offsets = jagged(
+            [self.bags.get(feature, (self.keys[:, feature], ones)) for feature in features]
+        )
+        return Batch(self.dense, keys, offsets, self.labels, following)
 
 
 class _Samples:
@@ -363,16 +376,31 @@ class _Samples:
             part = self._located.part
         if not pieces:
             return None
-        if len(pieces) == 1:
-            block, piece = pieces[0]
-            return _Taken(
-                block.labels[piece], block.dense[piece], block.keys[piece], end, line, part
-            )
         return _Taken(
-            np.concatenate([block.labels[piece] for block, piece in pieces]),
-            np.concatenate([block.dense[piece] for block, piece in pieces]),
-            np.concatenate([block.keys[piece] for block, piece in pieces]),
+            _joined([block.labels[piece] for block, piece in pieces]),
+            _joined([block.dense[piece] for block, piece in pieces]),
+            _joined([block.keys[piece] for block, piece in pieces]),
+            _bags(pieces),
             end,
             line,
             part,
         )
+
+
+def _joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _bags(
+    pieces: list[tuple[Block, slice]],
+) -> dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """(keys, sizes) of those features that have bags in one of the pieces."""
+    found = {}
+    for feature in sorted({feature for block, _ in pieces for feature in block.bags}):
+        gathered = [
+            block.column(feature).gather(np.arange(piece.start, piece.stop))
+            for block, piece in pieces
+        ]
+        keys, sizes = zip(*gathered, strict=True)
+        found[feature] = _joined(list(keys)), _joined(list(sizes))
+    return found

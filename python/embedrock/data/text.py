@@ -3,7 +3,7 @@
 What always holds: a mark of UTF-8 at the beginning is no part of the text, though its bytes count
 in offsets; UTF-16 and UTF-32 are refused, and so are lines that end in a carriage return alone.
 What goes by lines takes them from here, too: empty ones at the end of a text are none. A Parquet
-file is the text that `parquet` makes of it.
+file is the text that `parquet` makes of it, for runs of older versions.
 """
 
 from __future__ import annotations

@@ -15,22 +15,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from embedrock import _logs
 from embedrock._arguments import flag, text, whole
 from embedrock._ranks import ranks_of
 from embedrock._warnings import warn
 from embedrock.commits import Commit, encode_meta
+from embedrock.distributed.all_gather import all_gather
 from embedrock.distributed.binding import NAME, Binding, Run, binding_of, owners_of
 from embedrock.distributed.dense import SAVE, check_same
 from embedrock.distributed.exchange import Exchange, Verb
 from embedrock.distributed.manifest import remove_manifests, write_manifest
 from embedrock.distributed.pins import RankPins
-from embedrock.distributed.together import tell
 from embedrock.errors import MisuseError, NotFoundError, PoisonedError, UnsupportedError
 from embedrock.store import Store
 from embedrock.store.batches import named_bytes
 
 __all__ = ["Bound", "RankCommits", "drop_later"]
 
+_log = _logs.of("distributed")
 _VERB = Verb("commit")
 _BACK = Verb("go_back")
 
@@ -177,7 +179,7 @@ class RankCommits(RankPins):
         except Exception as error:
             failed = error
         with self.exchange as exchange:
-            each = tell(exchange, _VERB, told, failed)
+            each = all_gather(exchange, _VERB, told, failed)
             self._same_steps([step for step, _ in each])
             token = each[0][1]
             made, failed, buckets = None, None, ""
@@ -188,15 +190,16 @@ class RankCommits(RankPins):
             except Exception as error:
                 failed = error
             try:
-                runs = tell(exchange, _VERB, buckets, failed)
+                runs = all_gather(exchange, _VERB, buckets, failed)
             except Exception as error:
                 self._failed = (
                     f"the commit of step {number} failed on a rank ({error}), and others have it; "
                     f"go back to the last commit that all have, or end all ranks and start again"
                 )
+                _log.error("%s: %s", self.path, self._failed)
                 raise
             self._binding = bound
-            unwritten = tell(exchange, _VERB, self._note_in_manifests(bound, number, runs))
+            unwritten = all_gather(exchange, _VERB, self._note_in_manifests(bound, number, runs))
             left_out = next(filter(None, unwritten), None)
         if left_out is not None:
             warn(
@@ -227,14 +230,14 @@ class RankCommits(RankPins):
         except Exception as error:
             failed = error
         with self.exchange as exchange:
-            self._same_steps(tell(exchange, _BACK, None if failed else number, failed))
+            self._same_steps(all_gather(exchange, _BACK, None if failed else number, failed))
             try:
                 behind = self.store.step != number
                 self.store.go_back(number)
             except Exception as error:
                 failed = error
             try:
-                tell(exchange, _BACK, None, failed)
+                all_gather(exchange, _BACK, None, failed)
             except Exception as error:
                 self._failed = (
                     f"going back to step {number} failed on a rank ({error}), and others are "
@@ -251,7 +254,7 @@ class RankCommits(RankPins):
                 remove_manifests(self.path.parent, {commit.step for commit in self.commits()})
             except Exception as error:
                 failed = error
-            tell(exchange, _BACK, None, failed)
+            all_gather(exchange, _BACK, None, failed)
         return self.store.commits()[-1]
 
     def commits(self) -> list[Commit]:

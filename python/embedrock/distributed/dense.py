@@ -29,9 +29,9 @@ from torch import Tensor, nn
 
 from embedrock._rows import WAITING
 from embedrock._warnings import warn
+from embedrock.distributed.all_gather import all_gather
 from embedrock.distributed.exchange import Exchange, Verb
 from embedrock.distributed.making import digest_of
-from embedrock.distributed.together import tell
 from embedrock.errors import MismatchError
 
 __all__ = ["SAVE", "check_same"]
@@ -67,7 +67,7 @@ def check_same(exchange: Exchange, owners: Sequence[tuple[str, Any]]) -> None:
         met = exchange.meet(SAVE, failed=failed, note=digest_of(json.dumps(told)))
         if (met.notes == met.notes[0]).all():
             return
-        each = tell(exchange, SAVE, told)
+        each = all_gather(exchange, SAVE, told)
         apart = 0.0, ""
         for name in dict.fromkeys(name for one in each for name in one):
             said = [one.get(name) for one in each]

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from embedrock._arguments import file_errors, flag, named_path, text, whole, whole_or_none
 from embedrock._ranks import ranks_of
+from embedrock.distributed.all_gather import all_gather
 from embedrock.distributed.binding import (
     NAME,
     UNFINISHED,
@@ -33,7 +34,6 @@ from embedrock.distributed.commits import Bound, drop_later
 from embedrock.distributed.exchange import Exchange, Verb, group_of, waiting_limit
 from embedrock.distributed.manifest import remove_manifests
 from embedrock.distributed.shard import Shard
-from embedrock.distributed.together import tell
 from embedrock.errors import LockedError, MismatchError, MisuseError, NotFoundError
 from embedrock.store import Store
 from embedrock.store.locked import for_ranks
@@ -441,7 +441,7 @@ class _Opening:
             value = act()
         except Exception as error:
             failed = error
-        found: list[T] = tell(self._exchange, _VERB, value, failed)
+        found: list[T] = all_gather(self._exchange, _VERB, value, failed)
         return found
 
     def _rank(self, rank: int) -> str:

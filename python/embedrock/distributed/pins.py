@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from embedrock._arguments import text, whole
+from embedrock.distributed.all_gather import all_gather
 from embedrock.distributed.exchange import Exchange, Verb
-from embedrock.distributed.together import tell
 from embedrock.errors import MisuseError, NotFoundError
 from embedrock.store import Store
 
@@ -46,12 +46,12 @@ class RankPins:
         except Exception as error:
             failed = error
         with self.exchange as exchange:
-            _expect_same(tell(exchange, _PIN, asked, failed))
+            _expect_same(all_gather(exchange, _PIN, asked, failed))
             try:
                 self.store.pin(step, name)
             except Exception as error:
                 failed = error
-            tell(exchange, _PIN, None, failed)
+            all_gather(exchange, _PIN, None, failed)
 
     def unpin(self, name: str) -> None:
         """Takes the name of a pin away on all ranks. Collective.
@@ -65,7 +65,7 @@ class RankPins:
         except Exception as error:
             failed = error
         with self.exchange as exchange:
-            told = tell(exchange, _UNPIN, [name, has] if failed is None else None, failed)
+            told = all_gather(exchange, _UNPIN, [name, has] if failed is None else None, failed)
             _expect_same([one[:1] for one in told])
             try:
                 # One that died amid a pin has left the name on some ranks alone.
@@ -73,7 +73,7 @@ class RankPins:
                     self.store.unpin(name)
             except Exception as error:
                 failed = error
-            tell(exchange, _UNPIN, None, failed)
+            all_gather(exchange, _UNPIN, None, failed)
 
     def pins(self) -> dict[str, int]:
         """The steps of pinned commits of this rank's store by their names, the oldest first."""

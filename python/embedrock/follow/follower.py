@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from embedrock import _logs
 from embedrock._arguments import choice, flag, function, instance, number, shown, whole_or_none
 from embedrock.commits import PendingCommit
 from embedrock.errors import (
@@ -25,6 +27,7 @@ from embedrock.table import Table
 
 __all__ = ["STATE", "Followed", "Follower"]
 
+_log = _logs.of("follow")
 STATE = "follow"
 """Name of the byte string that a commit has the position in."""
 _VERSION = 1
@@ -140,6 +143,7 @@ class Follower:
         self._tables: dict[str, Table] = {}
         self._returns = store._returns
         self._waiting: deque[Record] = deque()
+        self._left_out = _logs.Limit()
         self._interrupted = False
         self._pending: PendingCommit | None = None
         self._records = self._rows = self._bad = self._commits = self._fresh_rows = 0
@@ -322,6 +326,13 @@ class Follower:
                 raise told from error
             if self._on_bad is not None:
                 self._on_bad(record.place, told)
+            else:
+                # What is wrong with it may name a key.
+                text = "%s: left out %s: %s"
+                kind = type(error).__name__
+                self._left_out.log(
+                    _log, logging.WARNING, text, self._store.path, record.place, kind
+                )
             self._interrupted = True
             self._bad += 1
         except FullError:

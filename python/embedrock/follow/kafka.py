@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from embedrock import _logs
 from embedrock._arguments import choice, flag, function, number, shown
 from embedrock.errors import (
     ClosedError,
@@ -22,6 +24,8 @@ from embedrock.follow.message import Batches, Next, Spot
 from embedrock.follow.source import Position, Record
 
 __all__ = ["Kafka"]
+
+_log = _logs.of("follow")
 
 _POLL_RECORDS = 1000
 """Of one poll at most; how many bytes they may have is bounded by what the client reads ahead."""
@@ -80,6 +84,7 @@ class Kafka:
         self._consumer: Any = None
         self._pid = os.getpid()
         self._trouble = self._fatal = ""
+        self._troubles = _logs.Limit()
         self._is_down = False
         self._address = broker.address_of(url)
         levels = ("read_committed", "read_uncommitted")
@@ -311,6 +316,9 @@ class Kafka:
         )
         if told and self._on_trouble is not None:
             self._on_trouble(f"{self._address.servers}: {said}; trying again")
+        elif told:
+            again = "%s: %s; trying again"
+            self._troubles.log(_log, logging.WARNING, again, self._address.servers, said)
 
     def _fetched(self) -> list[Any]:
         """What has come; waits a little for the first of it while something is to come."""

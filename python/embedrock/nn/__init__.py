@@ -35,16 +35,16 @@ adds up each pass before it adds the passes; here gradients are added one by one
 3
 """
 
-from embedrock.nn.bond import loading_dense_only
 from embedrock.nn.collection import EmbeddingBagCollection, EmbeddingBagConfig, Jagged
 from embedrock.nn.conversion import convert
-from embedrock.nn.deferral import deferred
 from embedrock.nn.embedding import Embedding, EmbeddingBag
+from embedrock.nn.grouped_read import ReadTogether, read_together
+from embedrock.nn.meta_init import deferred
 from embedrock.nn.module import RowsModule, dense_parameters, rows_modules
 from embedrock.nn.ranking import TopK
 from embedrock.nn.references import by_reference
 from embedrock.nn.sampled import sampled_logits, tied
-from embedrock.nn.together import ReadTogether, read_together
+from embedrock.nn.state_dict_guard import loading_dense_only
 
 __all__ = [
     "Embedding",

@@ -23,8 +23,8 @@ from embedrock._rows import RowStore, RowTable
 from embedrock.errors import MismatchError, MisuseError, UnsupportedError
 from embedrock.initializers import InitializerLike
 from embedrock.nn import small
-from embedrock.nn.deferral import DeferredWeight, overrides, weight_of
 from embedrock.nn.embedding import Embedding, EmbeddingBag
+from embedrock.nn.meta_init import DeferredWeight, overrides, weight_of
 from embedrock.nn.module import RowsModule
 from embedrock.optimizers import OptimizerLike
 from embedrock.table import Table

@@ -22,8 +22,8 @@ from embedrock.errors import MisuseError
 from embedrock.nn.module import RowsModule
 from embedrock.nn.pending import Visit
 from embedrock.nn.pool import Part
+from embedrock.pipeline.grouped_read import GroupedRead
 from embedrock.pipeline.run import Run
-from embedrock.pipeline.together import Together
 
 __all__ = ["Ask", "Found", "expose", "fetch", "host_ids", "read", "to_host", "uncompiled"]
 
@@ -115,7 +115,7 @@ def _read(
             there = run.take(table, ask.ids)
             if there is not None:
                 found[i] = (there[0], there[1], there[2].to(device))
-    together = store._listeners.find(Together)
+    together = store._listeners.find(GroupedRead)
     if together is not None and not store._each_occurrence:
         taken = together.take([(t, a.ids) for t, a in zip(tables, asks, strict=True)])
         for i, some in enumerate(taken):

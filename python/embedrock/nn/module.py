@@ -24,7 +24,7 @@ from embedrock._arrays import crossing_dtype, dtype_name
 from embedrock._references import is_by_reference
 from embedrock._rows import RowStore, RowTable
 from embedrock.errors import MisuseError, UnsupportedError
-from embedrock.nn import bond
+from embedrock.nn import state_dict_guard
 from embedrock.nn.pending import PendingRows, pending_rows
 from embedrock.nn.references import reduced
 
@@ -256,7 +256,7 @@ class RowsModule(nn.Module):  # type: ignore[misc]
 
         Errors: ``ClosedError``, ``ForkedError``.
         """
-        return bond.rows_now(self.store, self.tables)
+        return state_dict_guard.rows_now(self.store, self.tables)
 
     def set_extra_state(self, state: Any) -> None:
         """Checks that the rows are those of a ``state_dict``.
@@ -264,11 +264,11 @@ class RowsModule(nn.Module):  # type: ignore[misc]
         Errors: ``MismatchError`` where they are not, with the way to have them, unless within
         :func:`embedrock.nn.loading_dense_only`.
         """
-        bond.check(state, self.store, self.tables, self._named())
+        state_dict_guard.check(state, self.store, self.tables, self._named())
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """No rows and no optimizer state, which are in the store: only which they are."""
-        destination[prefix + bond.KEY] = self.get_extra_state()
+        destination[prefix + state_dict_guard.KEY] = self.get_extra_state()
 
     def _load_from_state_dict(
         self,
@@ -285,7 +285,7 @@ class RowsModule(nn.Module):  # type: ignore[misc]
         for key in state_dict:
             if not key.startswith(prefix):
                 continue
-            if key == prefix + bond.KEY:
+            if key == prefix + state_dict_guard.KEY:
                 self.set_extra_state(state_dict[key])
                 continue
             if key.rpartition(".")[2] == "weight":

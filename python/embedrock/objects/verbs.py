@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from embedrock import _logs
 from embedrock._arguments import (
     Progress,
     flag,
@@ -19,6 +21,7 @@ from embedrock._arguments import (
     whole,
     whole_or_none,
 )
+from embedrock._memory import size_or_none
 from embedrock._ranks import folders_in
 from embedrock.errors import MisuseError
 from embedrock.objects import history
@@ -35,6 +38,8 @@ from embedrock.store import Store
 
 __all__ = ["list", "prune", "pull", "push"]
 
+_log = _logs.of("objects")
+
 
 def push(
     store: Store | str | os.PathLike[str],
@@ -43,7 +48,7 @@ def push(
     step: int | str | None = None,
     options: Mapping[str, Any] | None = None,
     in_flight: int = 8,
-    piece_bytes: int | None = None,
+    piece_bytes: int | str | None = None,
     cold_directory: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -104,17 +109,27 @@ def push(
             )
         with held_run(path, number, pin) as stores:
             remote = Remote(url, options, make=True)
-            return push_run(path, stores, remote, workers, size, progress)
+            return _told(
+                "push",
+                path,
+                remote,
+                lambda: push_run(path, stores, remote, workers, size, progress),
+            )
     held = hold(store if isinstance(store, Store) else path, number, pin, cold)
     try:
         remote = Remote(url, options, make=True)
-        return push_commit(held, remote, path, workers, size, progress, pin).told()
+        return _told(
+            "push",
+            path,
+            remote,
+            lambda: push_commit(held, remote, path, workers, size, progress, pin).told(),
+        )
     finally:
         held.close()
 
 
-def _piece_bytes(value: int | None) -> int | None:
-    size = whole_or_none("piece_bytes", value, PIECE_BYTES_MIN)
+def _piece_bytes(value: int | str | None) -> int | None:
+    size = size_or_none("piece_bytes", value, PIECE_BYTES_MIN)
     if size is not None and (size & (size - 1) or size > PIECE_BYTES_MAX):
         raise MisuseError(
             f"piece_bytes is {size}, expected a power of two from {PIECE_BYTES_MIN} to "
@@ -179,12 +194,50 @@ def pull(
             raise MisuseError(
                 f"step is {pin!r}, and {remote.url} has pushes of a run, which are pulled by step"
             )
-        return pull_run(remote, folder, *wanted, stores, workers, progress)
+        return _told(
+            "pull",
+            folder,
+            remote,
+            lambda: pull_run(remote, folder, *wanted, stores, workers, progress),
+        )
     if stores is not None:
         raise MisuseError(
             f"stores is {shown(stores)}, and {remote.url} has pushes of a single store"
         )
-    return pull_push(remote, chosen(remote, *wanted, pin), folder, workers, progress, progress)
+    return _told(
+        "pull",
+        folder,
+        remote,
+        lambda: pull_push(
+            remote, chosen(remote, *wanted, pin), folder, workers, progress, progress
+        ),
+    )
+
+
+def _told(
+    what: str, path: Path, remote: Remote, run: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """What a push or a pull returns, which is logged where it begins and where it ends."""
+    began = time.monotonic()
+    _log.info("%s: %s begins, %s", path, what, remote.url)
+    try:
+        done = run()
+    except BaseException as error:
+        after = time.monotonic() - began
+        _log.warning("%s: %s ended after %.1f s: %s", path, what, after, type(error).__name__)
+        raise
+    moved = done.get("sent_bytes", done.get("received_bytes", 0))
+    _log.info(
+        "%s: %s %s of step %s is done: %d bytes of %d in %.1f s",
+        path,
+        what,
+        done["number"],
+        done["step"],
+        moved,
+        done["bytes"],
+        time.monotonic() - began,
+    )
+    return done
 
 
 def _is_run(remote: Remote) -> bool:

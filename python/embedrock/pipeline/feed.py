@@ -34,8 +34,8 @@ from embedrock._warnings import warn
 from embedrock.errors import ClosedError, EmbedrockError, MisuseError
 from embedrock.pipeline import advice
 from embedrock.pipeline.announcing import Announcing, Reads
+from embedrock.pipeline.grouped_read import GroupedRead, offer, withdraw
 from embedrock.pipeline.keys import FlatKeys, KeyFinder, TableKeys
-from embedrock.pipeline.together import Together, offer, withdraw
 from embedrock.store import Store
 from embedrock.table import Table
 
@@ -161,7 +161,7 @@ class Feed:
         """Seconds that drawing took since."""
         self._stores = list(stores)
         self._reads = _reads_of(self._stores)
-        self._offered: list[Together] = []
+        self._offered: list[GroupedRead] = []
         """Rows of the batch at hand that its forwards may read together."""
         self._offered_place = -1
         self._windows = [window_of(store) for store in stores]

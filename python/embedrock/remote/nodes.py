@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embedrock import _core
+from embedrock import _core, _logs
 from embedrock._arguments import flag
 from embedrock._arrays import ArrayLike, as_keys
 from embedrock._ranks import BUCKETS
@@ -19,6 +20,9 @@ from embedrock.remote.pool import Pool
 from embedrock.remote.wire import Refused, Wire
 
 __all__ = ["Address", "Map", "Nodes", "buckets_of", "shown_address"]
+
+_log = _logs.of("remote")
+_passed = _logs.Limit()
 
 _SLOTS = 16_384
 _SLOT_OF_BUCKET = np.array(
@@ -97,6 +101,8 @@ class Nodes:
                     raise _named(refused, address) from None
                 except IoError as error:
                     failure = failure or error
+                    passed = "server %s cannot be asked for the map of its cluster: %s"
+                    _passed.log(_log, logging.WARNING, passed, shown_address(address), error)
                     continue
                 self._map, self._answered = _map_of(told, address), address
                 return self._map

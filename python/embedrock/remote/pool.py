@@ -6,12 +6,14 @@ a reply may be is closed then or goes with its owner, and its place is free agai
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from embedrock import _logs
 from embedrock.errors import ClosedError, IoError
 from embedrock.remote.places import Place, Places
 from embedrock.remote.wire import Refused, Wire
@@ -19,6 +21,7 @@ from embedrock.remote.wire import Refused, Wire
 __all__ = ["Pool"]
 
 T = TypeVar("T")
+_log = _logs.of("remote")
 
 
 class Pool:
@@ -40,6 +43,7 @@ class Pool:
         self._address, self._credentials, self._tls = address, credentials, tls
         self._size, self._timeout, self._retries = size, timeout, retries
         self._keepalive = keepalive
+        self._repeats = _logs.Limit()
         self._begin()
 
     def _begin(self) -> None:
@@ -111,12 +115,14 @@ class Pool:
             except Refused as refused:
                 self._give(wire)
                 raise refused.mirrored() from None
-            except IoError:
+            except IoError as error:
                 was_sent = wire is not None and wire.has_sent
                 self._drop(wire)
                 if left == 0 or (was_sent and not repeats):
                     raise
                 left -= 1
+                again = "server %s: a call is tried again with a new connection: %s"
+                self._repeats.log(_log, logging.WARNING, again, self.name, error)
             except BaseException:
                 # A reply may still be on its way: nobody else may read it.
                 self._drop(wire)
@@ -154,6 +160,7 @@ class Pool:
         except BaseException:
             wire.close()
             raise
+        _log.debug("server %s: connected, for the %d. time", self.name, self._made)
         return wire
 
     def _give(self, wire: Wire | None) -> None:

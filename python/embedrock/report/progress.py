@@ -45,9 +45,11 @@ def _last_line(name: str, took: float, note: str, outcome: str) -> str:
     return f"{name}: {outcome} {preposition} {took:.1f} s" + (f", {note}" if note else "")
 
 
-def tell(stream: TextIO, said: str) -> None:
+def tell(stream: TextIO | None, said: str) -> None:
     """Writes to whoever reads the stream. That nobody does any more, as when a terminal was closed,
-    is no failure of the work: what follows is written nowhere."""
+    is no failure of the work: what follows is written nowhere. Nor is that there never was one."""
+    if stream is None:
+        return
     try:
         stream.write(said)
         stream.flush()

@@ -25,8 +25,8 @@ class Catalog(Pins):
     def drop(self, name: str) -> None:
         """Drops a table with all its rows. Its name is free for a new table at once.
 
-        Kept and pinned commits keep the table, and a reader has it until it moves on; its room on
-        the disk comes back once no commit has it. Rows of a table with storage ``"pmem"`` go with
+        Kept and pinned commits still have the table, and so does a reader until it moves on; its
+        disk space is freed once no commit has it. Rows of a table with storage ``"pmem"`` go with
         the next commit. Verbs of its ``Table`` raise ``NotFoundError`` from here on.
 
         Errors: ``NotFoundError`` with the names that there are; ``MisuseError`` for a store that is
@@ -35,8 +35,7 @@ class Catalog(Pins):
         Blocking: waits for verbs of other threads and for a commit that is under way, and writes
         changed rows.
 
-        Durability: with the next commit, together with all else that it has; a crash or a close
-        before leaves the table as it was.
+        Durability: with the next commit; a crash or a close before that leaves the table as it was.
 
         >>> store.table("old", 4).put([1], np.ones((1, 4), np.float32))
         >>> store.drop("old")
@@ -48,12 +47,11 @@ class Catalog(Pins):
         self._later = []  # a change, behind which nothing is left
 
     def rename(self, name: str, new: str) -> None:
-        """Gives a table another name.
+        """Renames a table.
 
-        Its rows, its optimizer state and its initial rows stay, and so do its ``Table`` objects and
-        the modules over them, which have the new name from here on. What was written elsewhere
-        under the old name, such as placements, recordings or the names of byte strings, is not
-        changed.
+        Its rows, optimizer state and initial rows stay, and so do its ``Table`` objects and the
+        modules over them, which have the new name from now on. Other records of the old name, such
+        as placements, recordings or the names of byte strings, are not changed.
 
         Errors: ``NotFoundError`` with the names that there are; ``MisuseError`` for a name that
         another table has and for a store that is open ``read_only``; ``FullError``.

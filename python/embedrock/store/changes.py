@@ -73,7 +73,7 @@ class Changes(Iterator[ChangedRows]):
         return self._core.bytes_read()
 
     def close(self) -> None:
-        """Lets go of the commits; what is left is not given. A second call does nothing."""
+        """Releases the commits; remaining changes are not returned. A second call does nothing."""
         self._core.close()
 
     def __enter__(self) -> Changes:
@@ -121,12 +121,12 @@ class Changing(Catalog):
     ) -> Changes:
         """The rows that were written and the keys that were deleted since a commit.
 
-        They lead to the commit that the store is open at; of a store that is open to write, to its
-        last one, whatever was written since. Each row that a verb wrote comes once, as it is in
-        that commit, and so does each key that was deleted and has no row there. Both are absolute:
-        to apply them twice changes nothing. A row that cleaning or a merge has moved may come, too,
-        although nobody has changed it; a row that was not written, and has not been moved, does
-        not. A key that was written and deleted in between may come as deleted.
+        They lead to the commit at which the store is open; for a store open for writing, to its
+        last commit, whatever was written since. Each row that a verb wrote appears once, as it is
+        in that commit, and so does each deleted key that has no row there. Both are absolute:
+        applying them twice changes nothing. A row that cleaning or a merge has moved may also
+        appear, although nobody has changed it; other rows do not. A key that was written and
+        deleted in between may appear as deleted.
 
         Args:
             since: The step of a commit, or the :class:`Commit` itself, which another one of its
@@ -135,8 +135,8 @@ class Changing(Catalog):
                 pin of the earlier one: the kept commits are in the journal, and usually many before
                 them.
             tables: Names of tables, or tables; None: all.
-            batch_rows: Most rows, and most deleted keys, of a batch.
-            state: Whether to give the optimizer state beside the values.
+            batch_rows: Maximum number of rows, and of deleted keys, in a batch.
+            state: Whether to return the optimizer state with the values.
 
         Errors: ``NotFoundError`` where neither the journal nor a pin leads back to the commit, with
         the steps from which there is a way; ``UnsupportedError`` where a table has storage

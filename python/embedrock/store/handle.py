@@ -117,7 +117,7 @@ class Handle:
 
     @property
     def read_only(self) -> bool:
-        """Whether the store was opened to be read alone."""
+        """Whether the store was opened read-only."""
         return self._read_only
 
     @property
@@ -135,9 +135,9 @@ class Handle:
         return None if last is None else int(last["step"])
 
     def close(self) -> None:
-        """Closes the store and gives up its lock, or its hold; a second call does nothing.
+        """Closes the store and releases its lock or its hold; a second call does nothing.
 
-        Where ``open`` gave one handle out several times, it is closed for all who have it.
+        If ``open`` returned the same handle several times, it is closed for all users.
 
         Warns with ``UncommittedWarning`` when changes since the last commit are discarded.
         """

@@ -16,9 +16,9 @@ class Pins(Handle):
     def pin(self, step: int, name: str) -> None:
         """Keeps the commit of a step beyond the last ``keep`` ones, until :meth:`unpin`.
 
-        The commit is one that is kept, or pinned already: a commit may have several names. A name
-        that another commit has moves to this one. A pinned commit can be opened, copied and gone
-        back to by its name or its step, also after the store was closed, or its process killed.
+        The commit must be kept or already pinned: a commit may have several names. A name of
+        another commit moves to this one. A pinned commit can be opened, copied and gone back to by
+        its name or its step, also after the store was closed, or its process killed.
 
         It costs the disk space of its index, as that is in memory, and of the rows that change
         afterwards: of a log its segments as they are. ``max_disk_bytes`` bounds both;
@@ -48,7 +48,7 @@ class Pins(Handle):
         self._core.pin(whole("step", step, 0), text("name", name))
 
     def unpin(self, name: str) -> None:
-        """Takes the name of a pin away; a commit without names goes, unless it is of the last ones.
+        """Removes a pin's name; a commit without names is dropped, unless it is one of the last.
 
         A reader that has it open keeps it until it is closed, within ``max_held_bytes``.
 
@@ -72,17 +72,17 @@ class Pins(Handle):
     def go_back(self, step: int | str) -> Commit:
         """Goes back to a kept or pinned commit, in place, and returns it.
 
-        Rows, optimizer state and counts of steps are those of the commit; what came after it and
-        was not committed is dropped. Later commits go with the next change, as after
-        ``open(step=)``; until then ``go_back`` finds them, too. Tables, modules and optimizers of
-        this store stay valid: a table that came after the commit is there again, without rows, and
-        then later commits go at once. Gradients that wait for a step are forgotten, memory begins
-        empty and counters of ``stats()`` begin anew. Dense parameters are the caller's to bring
-        back: :func:`embedrock.resume` brings those of the commit.
+        Rows, optimizer state and step counts are those of the commit; uncommitted changes are
+        dropped. Later commits are dropped with the next change, as after ``open(step=)``; until
+        then ``go_back`` finds them too. Tables, modules and optimizers of this store stay valid: a
+        table that was created after the commit exists again, without rows, and in that case later
+        commits are dropped at once. Waiting gradients are discarded, memory starts empty, and
+        counters of ``stats()`` start again. The caller has to restore dense parameters:
+        :func:`embedrock.resume` brings those of the commit.
 
-        No other thread may use the store meanwhile: its verbs may raise ``ClosedError``. A loop of
-        ``items`` that was begun before, and what the caller announced to ``window``, has to begin
-        again; a pass of a ``LookaheadLoader`` goes on with its next batch.
+        No other thread may use the store meanwhile: its verbs may raise ``ClosedError``. A running
+        loop over ``items``, and announcements to ``window``, have to start again; a pass of a
+        ``LookaheadLoader`` continues with its next batch.
 
         A store that is open ``read_only`` moves to the commit, an earlier or a later one.
 

@@ -13,6 +13,7 @@ from embedrock._arguments import choice, flag, shown, text, whole
 from embedrock._arrays import ArrayLike, Keys, as_keys
 from embedrock._keys import KeysNamed
 from embedrock._made_keys import HASHED, kinds_of
+from embedrock._memory import size_of
 from embedrock._rows import Bounds
 from embedrock._verbs import (
     ASKS,
@@ -114,28 +115,27 @@ class Store(Changing):
     ) -> Table:
         """The table of that name, created if there is none.
 
-        With ``num_embeddings`` the table is dense: its keys are ``0..num_embeddings``. Without, it
-        grows by itself and takes any 64-bit key; ``expected_rows`` then sizes its index and the
-        budget's percentage. With both, memory and disk are planned for the rows that are expected
-        where that is less: the index of a table in a log has a bit for each id then, and 4 to 5
-        bytes for each row; with less than a third as many rows as ids one in an lsm checks ids
-        but is stored as one that grows, of up to 2^64 - 1 ids, and rows do not come in order of
-        ids. More rows than expected take memory from the cache. Without
-        ``embedding_dim`` an existing table is opened as it is stored.
-        ``optimizer`` is a name or a description of ``embedrock.optimizers``, ``initializer`` a
-        number or a description of ``embedrock.initializers``, ``dtype`` the type of the stored
-        values (``"float32"``, ``"float16"``, ``"bfloat16"``, or NumPy's or PyTorch's object;
-        ``"int8"`` and ``"int4"``, which :func:`embedrock.freeze` writes, with optimizer ``"none"``
-        alone). Of float16 and bfloat16, ``rounding`` says how updates round: ``"stochastic"`` takes
-        the neighbours of a value by chance, the nearer one more often, so that small updates count
-        on average and equal runs still give equal bits; ``"nearest"`` loses updates below half a
-        unit in the last place. ``storage`` is how rows that are not in memory are stored: ``"log"``
-        reads one page for a row and keeps 4 to 8 bytes in memory for each; ``"lsm"``, for small
-        rows or very many, keeps less than one and may read a page for a key that was never written;
-        ``"pmem"`` keeps rows in a mapped region of a fixed ``capacity`` (all ids of a dense table
-        unless it says less; a growing one must say it), for persistent memory and tmpfs. Its rows
-        are durable with each verb that changes them, whatever a commit does
-        (``docs/how-to/persistent-memory.md``).
+        With ``num_embeddings`` the table is dense: its keys are ``0..num_embeddings``. Otherwise it
+        grows as needed and takes any 64-bit key; ``expected_rows`` then sizes its index and a
+        budget in per cent. With both, memory and disk are planned for the expected rows if that is
+        less. The index of a table in a log then has a bit for each id, and 4 to 5 bytes for each
+        row. If fewer than a third of the ids are expected, a table in an lsm checks ids but is
+        stored like one that grows, of up to 2^64 - 1 ids, and rows do not come in order of ids.
+        More rows than expected take memory from the cache. Without ``embedding_dim`` an existing
+        table is opened as it is stored. ``optimizer`` is a name or a description of
+        ``embedrock.optimizers``, ``initializer`` a number or a description of
+        ``embedrock.initializers``, ``dtype`` the type of the stored values (``"float32"``,
+        ``"float16"``, ``"bfloat16"``, or NumPy's or PyTorch's object; ``"int8"`` and ``"int4"``,
+        which :func:`embedrock.freeze` writes, with optimizer ``"none"`` alone). Of float16 and
+        bfloat16, ``rounding`` says how updates round: ``"stochastic"`` picks one of the two
+        neighbours at random, the nearer one more often, so that small updates count on average, and
+        equal runs still give equal bits; ``"nearest"`` loses updates below half a unit in the last
+        place. ``storage`` is how rows that are not in memory are stored: ``"log"`` reads one page
+        for a row and keeps 4 to 8 bytes in memory for each; ``"lsm"``, for small rows or very many,
+        keeps less than one and may read a page for a key that was never written; ``"pmem"`` keeps
+        rows in a mapped region of a fixed ``capacity`` (all ids of a dense table unless it says
+        less; a growing one must say it), for persistent memory and tmpfs. Its rows are durable with
+        each verb that changes them, whatever a commit does (``docs/how-to/persistent-memory.md``).
         When they are None, an existing table keeps its own and a new one takes row-wise Adagrad,
         ``uniform(-0.05, 0.05)``, float32, stochastic rounding and a log.
 
@@ -187,7 +187,7 @@ class Store(Changing):
     def get(
         self, batches: Sequence[tuple[Table, ArrayLike]], out: Sequence[Any] | None = None
     ) -> list[Floats]:
-        """Rows of several tables in one call, as :meth:`Table.get` for each.
+        """Returns rows of several tables in one call, as :meth:`Table.get` for each.
 
         Shapes: ``[(table, keys (*,)), ...] -> [values (*, embedding_dim) float32, ...]``.
 
@@ -266,7 +266,7 @@ class Store(Changing):
         other_norm: float = 0.0,
         **more: float,
     ) -> UpdateReport:
-        """One optimizer step on rows of several tables, as :meth:`Table.update` for each.
+        """Makes one optimizer step on rows of several tables, as :meth:`Table.update` for each.
 
         All batches are checked before the first row of any table changes. ``Clip.norm`` bounds the
         norm over all tables.
@@ -288,7 +288,7 @@ class Store(Changing):
         clip: Clip | None = None,
         non_finite: NonFinite = "refuse",
     ) -> float:
-        """The norm of gradients of several tables, those of equal keys summed; changes nothing.
+        """Returns the norm of gradients of several tables, with those of equal keys summed.
 
         With ``clip`` it is that of elements and rows within their bounds: what ``update`` would
         scale. To bound it together with gradients elsewhere, a table of another store for example,
@@ -348,21 +348,22 @@ class Store(Changing):
 
         ``meta`` is anything that JSON holds. ``state`` are named byte strings (dense parameters,
         their optimizer, generators, a loader's position) that belong to the commit. With
-        ``wait=False`` it returns when what belongs to the commit is fixed, and a thread of the
-        engine writes it while training goes on: the handle says when it is durable. A row that is
-        changed before it is written is written first, so the commit has what was there at the call.
+        ``wait=False`` it returns when the contents of the commit are fixed, and a thread of the
+        engine writes them while training continues; the handle says when the commit is durable. If
+        a row changes before it is written, its old value is written first, so the commit has the
+        rows as of the call.
 
         With ``pin``, the commit is pinned under that name once it is durable, as :meth:`pin` does;
-        a name that another commit has moves to it. An error that says that the commit is made, but
-        not pinned, has left the name where it was.
+        a name that another commit has moves to it. If an error says that the commit was made but
+        not pinned, the name is where it was.
 
         Errors: ``FullError``, ``IoError``, ``PoisonedError``; those of :meth:`pin`. With
         ``wait=False``, errors of the disk are raised by the handle, and by every later verb that
         changes rows.
 
-        Blocking: waits until the disk has it; the cost follows what changed since the last commit.
-        With ``wait=False`` for a commit that is still under way, and until the state is handed to
-        the operating system; later verbs wait where they need room that the commit has yet to
+        Blocking: waits until the commit is on disk; the cost depends on the changes since the last
+        one. With ``wait=False`` for a commit that is still under way, and until the state is handed
+        to the operating system; later verbs wait where they need room that the commit has yet to
         write. What needs the store alone (``modify``, ``delete``, ``close``, ``items`` of a growing
         table, a new table, another commit) waits until a commit is over. With ``wait=True``, too,
         verbs of other threads go on meanwhile, and what they change is not part of the commit.
@@ -400,16 +401,16 @@ class Store(Changing):
         return pending
 
     def commits(self) -> list[Commit]:
-        """The commits that are kept, oldest first."""
+        """Returns the kept commits, oldest first."""
         return [commit_of(info) for info in self._core.commits()]
 
     def refresh(self) -> Commit | None:
         """Moves a store that is open ``read_only`` to the newest commit.
 
-        Returns that commit, or None when it was open already. Rows that did not change since stay
-        in memory, all others are read anew; a table that came since is there, and then memory
-        begins empty. ``step``, ``meta`` and ``state()`` follow. Arrays that were returned or filled
-        before keep what they had. A loop of ``items`` that was begun before has to begin again.
+        Returns that commit, or None when it was open already. Unchanged rows stay in memory, all
+        others are read again. New tables appear, and in that case memory starts empty. ``step``,
+        ``meta`` and ``state()`` follow. Arrays that were returned or filled earlier keep their
+        contents. A running loop over ``items`` has to start again.
 
         Errors: ``MisuseError`` for a store that is open to write, which always is at its newest
         commit; ``BudgetError`` naming the memory that works, where the index has outgrown it; as
@@ -493,15 +494,15 @@ class Store(Changing):
         return stats
 
     def warm(self) -> int:
-        """Brings stored rows into memory until it is full; returns how many rows were loaded.
+        """Loads stored rows into memory until it is full, and returns their number.
 
-        A store that was just opened has nothing in memory, and every first use of a row is a read.
-        This reads the file in its order, many times faster than rows one by one: for a budget that
-        holds all rows, and before serving. When they do not all fit, those that come first in the
-        file come, and are the first to leave again; what is in memory stays.
+        A newly opened store has nothing in memory, and every first use of a row is a read. This
+        method reads the file sequentially, many times faster than single rows. Use it for a budget
+        that holds all rows, and before serving. If not all rows fit, those at the beginning of the
+        file are loaded, and are evicted first; rows already in memory stay.
 
-        A reader that another thread refreshes meanwhile begins again at the new commit, up to four
-        times, where rows that came already are passed over.
+        If another thread refreshes a reader meanwhile, it starts again at the new commit, up to
+        four times, and skips rows already loaded.
 
         Blocking: until done; other threads' verbs, commits and refreshes go on meanwhile, but disk
         that they release is not used again before it ends.
@@ -513,11 +514,11 @@ class Store(Changing):
         """
         return self._core.warm()
 
-    def record(self, max_bytes: int = 64 << 20) -> Recording:
+    def record(self, max_bytes: int | str = "64MiB") -> Recording:
         """Begins to note the keys of every get, put, update and modify of this store.
 
-        The recording says what each step costs and what it could cost at least, how the cache did
-        beside the best possible one, and saves the keys as a trace. It ends with its ``with`` block
+        The recording reports the cost of each step and the least possible cost, compares the cache
+        with the best possible one, and saves the keys as a trace. It ends with its ``with`` block
         or ``stop()``, or when the keys take ``max_bytes``, which the memory budget does not cover.
 
         Errors: ``ClosedError``, ``ForkedError``.
@@ -528,13 +529,14 @@ class Store(Changing):
         >>> recording.batches, recording.report()["optimal_hit_rate"]
         (9, 1.0)
         """
-        return Recording(self, whole("max_bytes", max_bytes, 1))
+        return Recording(self, size_of("max_bytes", max_bytes, 1))
 
     def permits(self, staleness_bound: float = 0) -> Permits:
-        """Permits with which trainers that read ahead keep to a bound of staleness.
+        """Returns permits by which trainers that read ahead keep to a staleness bound.
 
-        0 lets a batch be read when all earlier ones that share a row with it are applied, a number
-        when at most as many are not, ``math.inf`` always. All trainer threads share one object.
+        With 0, a batch may be read when all earlier batches that share a row with it are applied;
+        with a number, when at most so many are not; with ``math.inf``, always. All trainer threads
+        share one object.
 
         Errors: ``MisuseError`` for a bound that is negative or no number.
 

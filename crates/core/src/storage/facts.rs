@@ -1,10 +1,10 @@
-//! What a store tells a layout of row classes and tables, in words that every layout understands.
+//! The store's facts about row classes and tables, in words that every layout understands.
 
 use crate::config::{Merging, StorageKind};
 
 /// A row class: what its record says of its pages and its file, and options of merges.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ClassFacts {
+pub(crate) struct ClassFacts {
     /// Number of the class.
     pub class: u16,
     /// How its rows are stored.
@@ -17,18 +17,18 @@ pub struct ClassFacts {
     pub segment_bytes: u64,
     /// Seed of the store's checksums.
     pub seed: u64,
-    /// What the options of this opening say of merges.
+    /// The settings of merges in the options of this opening.
     pub merging: Merging,
 }
 
 /// A table: what its record says of its keys.
 #[derive(Clone, Copy, Debug)]
-pub struct TableFacts<'a> {
+pub(crate) struct TableFacts<'a> {
     /// Number of the table.
     pub table: u16,
     /// Its name.
     pub name: &'a str,
-    /// What its keys are mixed with.
+    /// The salt with which its keys are mixed.
     pub salt: u64,
     /// Ids of a dense table; `None` for a growing one.
     pub num_embeddings: Option<u64>,
@@ -46,7 +46,7 @@ pub struct TableFacts<'a> {
 
 /// The commit at which what was recovered is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OpenAt {
+pub(crate) struct OpenAt {
     /// Number of the commit, 0 for none.
     pub commit: u64,
     /// The class's position that the commit notes: no page of it has a larger sequence.

@@ -19,7 +19,7 @@ const TEXT_BYTES_MAX: usize = 256;
 /// Bytes that all of it takes at most, whatever a place is.
 pub(super) const FAILURES_BYTES: usize = 6 << 10;
 
-/// What is known of a place.
+/// The known facts of a place.
 #[derive(Clone, Debug, Default)]
 struct Failure {
     times: u32,
@@ -115,7 +115,7 @@ impl<K: Ord + Copy> Failures<K> {
         self.places.retain(|at, _| stays(*at));
     }
 
-    /// What was wrong, and what becomes of it: of places that are left alone, as `aside` says.
+    /// The errors, and their consequences: for places that are left alone, as `aside` says.
     pub(super) fn texts(&self, aside: &str) -> Vec<String> {
         let told = self.places.values().filter(|failure| !failure.text.is_empty());
         let mut texts: Vec<String> = told

@@ -1,12 +1,12 @@
-//! What the layouts say of themselves, and what they are told of room, whatever they are.
+//! Reports of layouts about themselves, and the room that they are told of, for any layout.
 
 use crate::io::File;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a layout has written.
+/// The bytes that a layout has written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Written {
+pub(crate) struct Written {
     /// Rows that verbs changed.
     pub rows: u64,
     /// Rows that upkeep moved.
@@ -15,9 +15,9 @@ pub struct Written {
     pub pages: u64,
 }
 
-/// What merges of a layout did since open, of those whose outcome was taken over.
+/// Counts of a layout's merges since open, of those whose outcome was taken over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MergeCounts {
+pub(crate) struct MergeCounts {
     /// How many.
     pub merges: u64,
     /// Rows and tombstones that they took out of the newest rows.
@@ -48,7 +48,7 @@ pub struct MergeCounts {
 
 impl MergeCounts {
     /// Adds what other merges did.
-    pub fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.merges += other.merges;
         self.taken += other.taken;
         self.outdated += other.outdated;
@@ -65,9 +65,9 @@ impl MergeCounts {
     }
 }
 
-/// What is stored, and what it took.
+/// The stored rows, and their cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StorageStats {
+pub(crate) struct StorageStats {
     /// Bytes of the files of rows.
     pub disk_bytes: u64,
     /// Copies that are the newest of their key.
@@ -80,15 +80,15 @@ pub struct StorageStats {
     pub used_slots: u64,
     /// Bytes of the indexes and what is counted beside them.
     pub index_bytes: u64,
-    /// What was written since open.
+    /// The bytes written since open.
     pub written: Written,
-    /// What merges did since open, where the layout has them.
+    /// The work of merges since open, if the layout has them.
     pub merged: MergeCounts,
 }
 
 /// How a layout spends memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StorageMemory {
+pub(crate) struct StorageMemory {
     /// Bytes of the indexes and what is counted beside them.
     pub index_bytes: u64,
     /// Bytes of rows that wait, of writes, and of changes that wait for the journal.
@@ -97,18 +97,18 @@ pub struct StorageMemory {
 
 impl StorageMemory {
     /// All of it.
-    pub fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.index_bytes + self.buffer_bytes
     }
 }
 
 /// The end of a layout's part of a commit.
-pub struct Cut {
+pub(crate) struct Cut {
     /// The file that has to be synced for all of it to be durable.
     pub unsynced: Option<Arc<dyn File>>,
-    /// Where the layout was when the commit before was cut: its own number.
+    /// The layout's position when the commit before was cut: its own number.
     pub began: u64,
-    /// Where it is now.
+    /// Its current position.
     pub position: u64,
     /// Bytes of indexes and `record`: what a new journal file holds of this layout.
     pub index_bytes: u64,
@@ -116,22 +116,22 @@ pub struct Cut {
     pub record: Option<String>,
     /// Into how many parts growing tables are divided, of those for which recovery must know.
     pub partitions: Vec<(u16, u32)>,
-    /// What was written since open.
+    /// The bytes written since open.
     pub written: Written,
 }
 
 /// How much room upkeep may count on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SpaceBound {
+pub(crate) enum SpaceBound {
     /// The layout may take so many bytes of the disk.
     Most(u64),
     /// Somebody else was refused room.
     Beside,
 }
 
-/// What a unit of upkeep did.
+/// The work of a unit of upkeep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UnitReport {
+pub(crate) struct UnitReport {
     /// Pages read back.
     pub pages: u64,
     /// Rows written again.

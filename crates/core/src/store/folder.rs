@@ -36,7 +36,8 @@ impl Inner {
             true => None,
             false => self.medium.displaced()?,
         };
-        self.is_displaced.store(displaced.is_some(), Ordering::Relaxed);
+        let was = self.is_displaced.swap(displaced.is_some(), Ordering::Relaxed);
+        self.log_place(was, displaced.as_deref());
         if let Some(what) = displaced {
             bail!(
                 NotFound,

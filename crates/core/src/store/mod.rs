@@ -8,6 +8,7 @@ mod catalog;
 mod cold;
 mod commit;
 mod engine;
+mod events;
 mod files;
 mod folder;
 mod journal;
@@ -102,6 +103,9 @@ impl Drop for Guarded {
             inner.window.stop();
             if let Some(engine) = inner.engine.try_read() {
                 inner.abandon_units(&engine);
+                if !engine.closed {
+                    inner.log_closed(inner.uncommitted());
+                }
             }
         }
     }
@@ -136,6 +140,8 @@ pub(crate) struct Inner {
     metrics: Metrics,
     window: window::Window,
     scheduler: space::Scheduler,
+    /// Limits of what it may have to log often.
+    limits: events::Limits,
     /// Bytes of all files of rows.
     rows_disk_bytes: AtomicU64,
     /// Bytes that the device had free when somebody last looked.
@@ -351,7 +357,9 @@ impl Inner {
         if let Err(error) = &result {
             self.poison.lock().get_or_insert_with(|| error.message().to_owned());
             // Pairs with the acquire in `check_writable`.
-            self.poisoned.store(true, Ordering::Release);
+            if !self.poisoned.swap(true, Ordering::Release) {
+                self.log_poisoned(error);
+            }
         }
         result
     }
@@ -483,6 +491,8 @@ impl Store {
         self.inner.history.lock().close();
         drop(self.inner.hold.lock().take());
         drop(self.inner.lock.lock().take());
+        drop(engine);
+        self.inner.log_closed(lost);
         Ok(lost)
     }
 }

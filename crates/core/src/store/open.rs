@@ -5,13 +5,14 @@ use super::commit::first_write::held_beside;
 use super::commit::left_held::keep_left_held;
 use super::commit::{History, KeptSums, Refused, Spare};
 use super::engine::{Class, Engine, Table};
+use super::events;
 use super::files::class_file::class_file_name;
 use super::files::head;
 use super::files::holds::Hold;
 use super::files::lock::WriterLock;
 use super::files::pairing;
 use super::files::pins::{self, Pins};
-use super::files::place::check_place;
+use super::files::place::{absolute, check_place, is_directory, is_there};
 use super::files::superblock::{self, Superblock};
 use super::journal::ClassRecord;
 use super::pins::{keep_pinned, pins_bytes};
@@ -27,13 +28,11 @@ use crate::metrics::Metrics;
 use crate::storage::{self, OpenAt};
 use parking_lot::{Mutex, RwLock};
 use std::collections::hash_map::RandomState;
-use std::fs::Metadata;
 use std::hash::{BuildHasher, Hasher};
-use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// How often a reader looks at a store that changes meanwhile.
@@ -120,6 +119,7 @@ impl Store {
             superblock.create(&*medium)?;
             superblock
         };
+        events::log_notes(&path, &*medium);
         let Joined { medium, lock: of_cold, notes } = join(&medium, &options, &superblock)?;
         let store = Self::open_with(medium, path, options, Some(lock.with_cold(of_cold)), None)?;
         // Before the first partition is written.
@@ -168,6 +168,7 @@ impl Store {
         lock: Option<WriterLock>,
         claim: Option<Claim>,
     ) -> Result<Self> {
+        let begun = Instant::now();
         let superblock = Superblock::read(&*medium)?;
         let seed = superblock.checksum_seed();
         // A reader opens what it claims, whatever was committed since.
@@ -176,6 +177,7 @@ impl Store {
             None => Target::of(&options),
         };
         let mut recovered = recover(&*medium, seed, &options, &target)?;
+        events::recovered(&path, &recovered, true);
         let stored = recovered.commits.last().and_then(|commit| commit.top_share);
         let options = options.with_stored(stored);
         if !matches!(Target::of(&options), Target::Last) {
@@ -212,6 +214,7 @@ impl Store {
         let mut history = history_of(&recovered);
         history.pins_bytes = pins_bytes(&*medium)?;
         let scheduler = Scheduler::new(options.upkeep_scheduler);
+        let window = super::window::Window::new(&path);
         let inner = Inner {
             path,
             medium,
@@ -229,8 +232,9 @@ impl Store {
             pinning: Mutex::new(()),
             commit_gate: super::CommitGate::default(),
             metrics: Metrics::default(),
-            window: super::window::Window::new(),
+            window,
             scheduler,
+            limits: events::Limits::default(),
             rows_disk_bytes: AtomicU64::new(rows_disk_bytes),
             device_free_bytes: AtomicU64::new(u64::MAX),
             room_is_settled: AtomicBool::new(false),
@@ -265,6 +269,7 @@ impl Store {
         if writes && !store.inner.engine.read().tables.is_empty() {
             store.inner.plan()?;
         }
+        store.log_open(recovered.newest, begun);
         Ok(store)
     }
 }
@@ -342,31 +347,6 @@ pub(super) fn files_of_commits(medium: &dyn Medium) -> Result<(Vec<Seen>, Durati
         }
     }
     Ok((files, ago))
-}
-
-/// Whether something lies at a path.
-///
-/// *Errors*: `Io` where that cannot be told: what cannot be looked at is not missing.
-pub(super) fn is_there(path: &Path) -> Result<bool> {
-    Ok(look_at(path)?.is_some())
-}
-
-/// As `is_there`, for a directory.
-pub(super) fn is_directory(path: &Path) -> Result<bool> {
-    Ok(look_at(path)?.is_some_and(|found| found.is_dir()))
-}
-
-fn look_at(path: &Path) -> Result<Option<Metadata>> {
-    match std::fs::metadata(path) {
-        Ok(found) => Ok(Some(found)),
-        Err(error) if [NotFound, NotADirectory].contains(&error.kind()) => Ok(None),
-        Err(error) => Err(Error::os(path.display(), error)),
-    }
-}
-
-/// A path that stays right when the working directory changes.
-pub(super) fn absolute(path: &Path) -> Result<PathBuf> {
-    std::path::absolute(path).map_err(|e| Error::os(format!("path {}", path.display()), e))
 }
 
 fn new_superblock(path: &Path, seed: u64) -> Superblock {

@@ -46,6 +46,7 @@
 
 mod survey;
 
+use super::events::Found as FoundInJournal;
 use super::files::head::{Head, Tells};
 use super::files::leftovers::refuse_unexplained;
 use super::files::pins::{Pinned, Pins};
@@ -62,6 +63,7 @@ use crate::storage::{self, StorageRecovery};
 use std::mem::take;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::time::Instant;
 use survey::{Survey, Whole, survey};
 
 /// Payload bytes that the reading thread hands over at once, and how many such it may be ahead.
@@ -91,6 +93,8 @@ pub(super) struct Recovered {
     pub(super) newest: u64,
     /// The largest sequence of a page that any commit of the journal tells of.
     pub(super) sequence_max: u64,
+    /// What there was, to be logged.
+    pub(super) found: FoundInJournal,
 }
 
 /// Which commit to rebuild, of the kept ones.
@@ -308,6 +312,18 @@ pub(super) fn recover(
     options: &StoreOptions,
     target: &Target,
 ) -> Result<Recovered> {
+    let begun = Instant::now();
+    let mut recovered = recover_now(medium, seed, options, target)?;
+    recovered.found.took = begun.elapsed();
+    Ok(recovered)
+}
+
+fn recover_now(
+    medium: &dyn Medium,
+    seed: u64,
+    options: &StoreOptions,
+    target: &Target,
+) -> Result<Recovered> {
     let mut look = Look::at(medium, seed)?;
     let target = match look.find(medium, seed, target)? {
         Found::Nowhere => 0,
@@ -327,6 +343,7 @@ pub(super) fn recover(
         sequence_max: survey.sequence_max(),
         cycles: survey.cycles.iter().copied().filter(|(_, at)| *at <= target).collect(),
         synced_to: survey.synced_to(&head, target),
+        found: survey.found(),
         ..Default::default()
     };
     let Some(end) = recovered.commits.last().map(|c| c.place) else { return Ok(recovered) };
@@ -387,6 +404,7 @@ fn recover_pinned(
         sequence_max: survey.sequence_max(),
         cycles: vec![(place.0, oldest)],
         synced_to: place.1,
+        found: survey.found(),
         ..Default::default()
     };
     let replay = Replay { recovered, merging, oldest, ..Default::default() };

@@ -13,6 +13,7 @@
 use super::cold;
 use super::commit::History;
 use super::engine::Engine;
+use super::events;
 use super::files::head::Head;
 use super::files::holds::Hold;
 use super::journal::{CommitRecord, JournalReader, RecordKind, name_of, numbers, read_json};
@@ -27,6 +28,7 @@ use crate::io::Medium;
 use parking_lot::RwLockReadGuard;
 use std::mem::replace;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// Changed rows that leave the cache at a time, and how many such times until those are dropped,
 /// too, that came meanwhile.
@@ -137,6 +139,8 @@ impl Drop for Noting<'_> {
 impl Inner {
     /// Goes to the newest commit, or to that of a step, if it is not the one that is open.
     fn move_on(&self, step: Option<u64>, around: Around<'_>) -> Result<Option<CommitInfo>> {
+        let begun = Instant::now();
+        let before = self.open_commit();
         let Some(next) = self.look_for_next(step)? else { return Ok(None) };
         cold::check_unchanged(&*self.medium, &self.path)?;
         let info = next.commit.info.clone();
@@ -146,6 +150,7 @@ impl Inner {
         // Its index is large, and nobody waits for the memory.
         drop(old);
         trim_heap();
+        self.log_refreshed(before.map(|commit| commit.info).as_ref(), &info, begun.elapsed());
         Ok(Some(info))
     }
 
@@ -352,6 +357,7 @@ impl Inner {
     fn recovered(&self, next: &Next) -> Result<Made> {
         let target = Target::Sequence(next.commit.info.sequence);
         let recovered = recover(&*self.medium, self.seed, &self.options, &target)?;
+        events::recovered(&self.path, &recovered, false);
         if recovered.commits.last().is_none_or(|found| !found.is(&next.commit)) {
             return Err(next.gone());
         }

@@ -107,8 +107,11 @@ impl Inner {
 
     /// A reader has read pages: notices when the writer has taken its hold away.
     pub(super) fn note_read(&self) {
-        if self.options.read_only && !self.unheld.load(Ordering::Relaxed) && !self.is_held() {
-            self.unheld.store(true, Ordering::Relaxed);
+        let is_lost =
+            self.options.read_only && !self.unheld.load(Ordering::Relaxed) && !self.is_held();
+        // Of threads that notice at the same time one says so.
+        if is_lost && !self.unheld.swap(true, Ordering::Relaxed) {
+            self.log_hold_lost();
         }
     }
 

@@ -5,6 +5,7 @@
 //! of the same store from inside it.
 
 use super::{Carried, core, misuse};
+use crate::logs::{CallEngine, with_locks_held};
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 
@@ -18,9 +19,11 @@ pub(super) fn modify(
     function: &Py<PyAny>,
 ) -> PyResult<()> {
     let mut carried = Carried::default();
-    let outcome = py.detach(|| {
+    let outcome = py.call_engine(|| {
         store.modify(table, keys, &mut |keys, values, state| {
-            carried.keep(Python::attach(|py| call(py, function, keys.len(), values, state)))
+            carried.keep(with_locks_held(|| {
+                Python::attach(|py| call(py, function, keys.len(), values, state))
+            }))
         })
     });
     carried.resolve(py, outcome).map(drop)

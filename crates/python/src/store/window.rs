@@ -3,6 +3,7 @@
 use super::LookaheadParts;
 use crate::arrays::Keys;
 use crate::error::{OrRaise, misuse};
+use crate::logs::CallEngine;
 use embedrock_core as core;
 use pyo3::prelude::*;
 use std::time::Duration;
@@ -19,7 +20,7 @@ pub(super) fn announce(
     for (table, keys) in batch {
         parts.push(core::LookaheadBatch { table: table.0, keys: keys.as_slice() });
     }
-    py.detach(|| store.announce(&parts)).or_raise(py)
+    py.call_engine(|| store.announce(&parts)).or_raise(py)
 }
 
 pub(super) fn announce_range(
@@ -36,12 +37,12 @@ pub(super) fn announce_range(
         ));
     }
     let runs: Vec<_> = first.iter().copied().zip(last.iter().copied()).collect();
-    py.detach(|| store.announce_range(table, &runs)).or_raise(py)
+    py.call_engine(|| store.announce_range(table, &runs)).or_raise(py)
 }
 
 /// Waits without the interpreter lock; Ctrl-C ends the wait.
 pub(super) fn begin(py: Python<'_>, store: &core::Store, number: u64) -> PyResult<()> {
-    while !py.detach(|| store.begin(number, PATIENCE)).or_raise(py)? {
+    while !py.call_engine(|| store.begin(number, PATIENCE)).or_raise(py)? {
         py.check_signals()?;
     }
     Ok(())

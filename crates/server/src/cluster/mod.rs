@@ -10,6 +10,7 @@ mod slots;
 pub(crate) use map::{Map, Node};
 pub(crate) use slots::{SLOTS, bucket_of_tag, slot_of_bucket, slot_of_name, split_tag};
 
+use crate::events;
 use crate::options::ClusterOptions;
 use crate::refusal::Refusal;
 use embedrock_core::{Error, ErrorKind, Result};
@@ -79,7 +80,11 @@ impl Cluster {
         let me = named(&map, &view.map.nodes[view.me].id, &self.options)?;
         check_buckets(&map.nodes[me], &self.options, true)?;
         let epoch = view.epoch + 1;
-        *view = Arc::new(View { map, me, epoch });
+        let made = Arc::new(View { map, me, epoch });
+        *view = made.clone();
+        drop(view);
+        let node = &made.map.nodes[me];
+        events::map_read(epoch, &node.id, &node.buckets);
         Ok(epoch)
     }
 }

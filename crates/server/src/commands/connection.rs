@@ -108,7 +108,9 @@ fn log_in(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Outcome {
     }
     call.shared.metrics.wrong_passwords.inc();
     call.session.failures += 1;
-    if call.session.failures >= FAILURES_MAX {
+    let is_last = call.session.failures >= FAILURES_MAX;
+    shared.limits.wrong_password(&call.session.peer(), is_last);
+    if is_last {
         call.session.end_with_reason();
     }
     Err(Refusal::coded("WRONGPASS", "invalid username-password pair; the user is 'default'"))

@@ -19,10 +19,9 @@ with how often it was trained before. *Source*: MaxEmbed has the plan, of rows t
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +39,11 @@ from embedrock_lab.bench.arrival.model import (
     pages_when_kept,
 )
 from embedrock_lab.bench.arrival.stored import Training, train
-from embedrock_lab.bench.common import Report, add_common, named_traces, workspace
+from embedrock_lab.bench.common import Report, named_traces, workspace
+from embedrock_lab.bench.options import Common, option
 from embedrock_lab.bench.serve import communities
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 PLANNED = (0.5, 0.75)
 """Shares of the batches after which a plan is made of those before."""
@@ -59,25 +59,24 @@ MODELS: dict[str, dict[str, Any]] = {
 """What is written in the order of a plan."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument(
-        "--trace", type=Path, nargs="+", metavar="FILE", help="queries, instead of made ones"
-    )
-    parser.add_argument("--table", help="table of a trace whose file does not say it")
-    parser.add_argument("--rows", type=int, default=50_000, help="rows of the made table")
-    parser.add_argument("--queries", type=int, default=20_000, help="made queries")
-    parser.add_argument("--length", type=float, default=20, help="mean keys of a made query")
-    parser.add_argument("--batch", type=int, default=64, help="queries of a batch")
-    parser.add_argument("--epochs", type=int, default=1, help="times that the queries come")
-    parser.add_argument("--commits", type=int, default=20, help="commits, evenly spread")
-    parser.add_argument("--dim", type=int, default=60, help="float32 values per row")
-    parser.add_argument("--page-bytes", type=int, default=4096, help="bytes of a page")
-    parser.add_argument("--cache", type=float, default=10.0, help="memory, per cent of the rows")
-    add_common(parser)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    trace: list[Path] | None = option(None, "queries, instead of made ones", metavar="FILE")
+    table: str | None = option(None, "table of a trace whose file does not say it")
+    rows: int = option(50_000, "rows of the made table")
+    queries: int = option(20_000, "made queries")
+    length: float = option(20, "mean keys of a made query")
+    batch: int = option(64, "queries of a batch")
+    epochs: int = option(1, "times that the queries come")
+    commits: int = option(20, "commits, evenly spread")
+    dim: int = option(60, "float32 values per row")
+    page_bytes: int = option(4096, "bytes of a page")
+    cache: float = option(10.0, "memory, per cent of the rows")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     _check(options)
     report = Report("arrival", options)
@@ -92,7 +91,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return report.finish()
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check(options: Options) -> None:
     """Errors: ``MisuseError``."""
     for name in ("rows", "queries", "batch", "epochs", "commits", "dim"):
         value = getattr(options, name)
@@ -101,16 +100,14 @@ def _check(options: argparse.Namespace) -> None:
     named_traces(options.trace)
 
 
-def _traces(options: argparse.Namespace) -> Iterator[tuple[str, Trace]]:
+def _traces(options: Options) -> Iterator[tuple[str, Trace]]:
     if options.trace is None:
         yield "made", communities(options.rows, options.queries, options.length, options.seed)
     for name, file in named_traces(options.trace).items():
         yield name, Trace.load(file, table=options.table)
 
 
-def _measured(
-    report: Report, options: argparse.Namespace, name: str, trace: Trace
-) -> dict[str, float]:
+def _measured(report: Report, options: Options, name: str, trace: Trace) -> dict[str, float]:
     """Pages of each order, divided by what they are compared with."""
     queries = [(one.values, one.offsets) for one in trace.tables.values()]
     tables, keys, numbers, ends = _core.number_rows(queries)
@@ -151,7 +148,7 @@ def _repeated(
 
 
 def _stored(
-    report: Report, options: argparse.Namespace, load: Load, tables: npt.NDArray[np.uint16]
+    report: Report, options: Options, load: Load, tables: npt.NDArray[np.uint16]
 ) -> tuple[dict[str, dict[str, float]], int]:
     """What a store reads that is trained in the order of the queries, and sorted by key; and the
     rows of its pages."""
@@ -176,12 +173,12 @@ def _stored(
     return found, one.rows_per_page
 
 
-def _memory(options: argparse.Namespace, rows: int) -> int:
+def _memory(options: Options, rows: int) -> int:
     """Bytes with which a store holds the share of the rows, beside its index and least buffers."""
     return int(options.cache / 100 * rows * 4 * options.dim) + 4 * rows + BESIDE_BYTES
 
 
-def _plans(options: argparse.Namespace, load: Load, rows_per_page: int) -> list[Plan]:
+def _plans(options: Options, load: Load, rows_per_page: int) -> list[Plan]:
     """Plans of the queries before each of the batches at which one is made."""
     plans, count = [], -(-load.queries // load.batch)
     for share in PLANNED:

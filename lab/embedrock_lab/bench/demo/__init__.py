@@ -2,19 +2,20 @@
 
 `embedrock demo` shows two figures of this in two minutes; this bench measures them all. On real
 data (`real`) it trains to the end, with and without keys that occur once, and compares four
-contestants in turns. In Criteo's shape (`shaped`) it does so on a stream that is made.
+systems in rounds. In Criteo's shape (`shaped`) it does so on a stream that is made.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from embedrock._optional import require_torch
+from embedrock_lab.bench.options import Given, option, positive
 
-__all__ = ["add_arguments", "render", "run"]
+__all__ = ["Options", "render", "run"]
 
 #: Options that mean something with one of the two kinds of data only.
 _REAL = ("data", "format", "epochs", "skip_bad_lines")
@@ -22,69 +23,79 @@ _SHAPED = ("rows", "samples", "embedding_dim", "optimizer")
 _GIVEN = ("memory", "threads", "seed", "rounds")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench. None stands for the default that the help names."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--memory", help='memory for tables, "10%%" or "64MiB" (10%%)')
-    parser.add_argument(
-        "--threads", type=_positive, metavar="N", help="threads of PyTorch (1; shaped: 2)"
-    )
-    parser.add_argument("--seed", type=int, help="seed of rows, weights and samples (0)")
-    parser.add_argument(
-        "--rounds", type=_positive, metavar="N", help="turns of each contestant (3)"
-    )
-    parser.add_argument(
-        "--cache-dir",
-        type=Path,
-        metavar="DIR",
-        help="where data is kept and stores are made ($XDG_CACHE_HOME/embedrock)",
-    )
-    parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="write the report to this file, and HTML beside"
-    )
-    parser.add_argument("--keep", action="store_true", help="do not remove the stores at the end")
-    real = parser.add_argument_group("on real data")
-    real.add_argument(
-        "--data",
-        type=Path,
+def _rows(text: str) -> int:
+    """A number of rows, or "full"."""
+    if text == "full":
+        from embedrock.data.criteo_shape import ROWS
+
+        return ROWS
+    return positive(text.replace(",", ""))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OnRealData(Given):
+    GROUP: ClassVar[str | None] = "on real data"
+
+    data: Path | None = option(
+        None,
+        "your own data instead of MovieLens-100K: a Criteo file, or what --format says",
         metavar="FILE",
-        help="your own data instead of MovieLens-100K: a Criteo file, or what --format says",
     )
-    real.add_argument(
-        "--format", choices=("criteo", "avazu", "movielens"), help="of --data (criteo)"
+    format: str | None = option(
+        None, "of --data (criteo)", choices=("criteo", "avazu", "movielens")
     )
-    real.add_argument("--epochs", type=_positive, metavar="N", help="passes over the data (3)")
-    real.add_argument(
-        "--skip-bad-lines",
-        action="store_true",
-        default=None,
-        help="count malformed lines and go on",
-    )
-    shaped = parser.add_argument_group("in Criteo's shape")
-    shaped.add_argument(
-        "--criteo-shaped", action="store_true", help="the stream instead of real data"
-    )
-    shaped.add_argument(
-        "--rows",
-        type=_rows,
+    epochs: int | None = option(None, "passes over the data (3)", parse=positive, metavar="N")
+    skip_bad_lines: bool | None = option(None, "count malformed lines and go on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _InShape(Given):
+    GROUP: ClassVar[str | None] = "in Criteo's shape"
+
+    criteo_shaped: bool = option(False, "the stream instead of real data")
+    rows: int | None = option(
+        None,
+        'rows of all tables, "full" for all 33,762,577 of Criteo Kaggle (4,000,000)',
+        parse=_rows,
         metavar="N",
-        help='rows of all tables, "full" for all 33,762,577 of Criteo Kaggle (4,000,000)',
     )
-    shaped.add_argument(
-        "--samples",
-        type=_positive,
+    samples: int | None = option(
+        None,
+        "training samples; the first half is not timed (614,400)",
+        parse=positive,
         metavar="N",
-        help="training samples; the first half is not timed (614,400)",
     )
-    shaped.add_argument("--embedding-dim", type=_positive, metavar="N", help="values per row (64)")
-    shaped.add_argument(
-        "--optimizer",
+    embedding_dim: int | None = option(None, "values per row (64)", parse=positive, metavar="N")
+    optimizer: str | None = option(
+        None,
+        "of the tables; with adagrad plain PyTorch is a system, too (rowwise_adagrad)",
         choices=("rowwise_adagrad", "adagrad"),
-        help="of the tables; with adagrad plain PyTorch is a contestant, too (rowwise_adagrad)",
     )
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Options(_OnRealData, _InShape):
+    """What this bench runs with. None stands for the default that the help names."""
+
+    FORMATTER: ClassVar[type[argparse.HelpFormatter]] = argparse.RawDescriptionHelpFormatter
+    GROUP: ClassVar[str | None] = None
+
+    memory: str | None = option(None, 'memory for tables, "10%%" or "64MiB" (10%%)')
+    threads: int | None = option(
+        None, "threads of PyTorch (1; shaped: 2)", parse=positive, metavar="N"
+    )
+    seed: int | None = option(None, "seed of rows, weights and samples (0)")
+    rounds: int | None = option(None, "rounds of each system (3)", parse=positive, metavar="N")
+    cache_dir: Path | None = option(
+        None, "where data is kept and stores are made ($XDG_CACHE_HOME/embedrock)", metavar="DIR"
+    )
+    report: Path | None = option(
+        None, "write the report to this file, and HTML beside", metavar="FILE"
+    )
+    keep: bool = option(False, "do not remove the stores at the end")
+
+
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report.
 
     Errors: MisuseError for options that do not go together, DataError when the data cannot be had
@@ -135,7 +146,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def render(whole: dict[str, Any]) -> str:
-    """The report for people: contestants side by side, then notes."""
+    """The report for people: systems side by side, then notes."""
     from embedrock.report import text
     from embedrock_lab.bench.demo import real, shaped
 
@@ -152,7 +163,7 @@ def render(whole: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check(options: Options) -> None:
     """Errors: MisuseError for an option of the other kind of data."""
     from embedrock.errors import MisuseError
 
@@ -168,23 +179,6 @@ def _check(options: argparse.Namespace) -> None:
             raise MisuseError(f"{option} means nothing {with_or_without} --criteo-shaped; {hint}")
 
 
-def _with_given(settings: Any, options: argparse.Namespace, names: tuple[str, ...]) -> Any:
+def _with_given(settings: Any, options: Options, names: tuple[str, ...]) -> Any:
     given = {name: getattr(options, name) for name in names}
     return replace(settings, **{k: v for k, v in given.items() if v is not None})
-
-
-def _positive(text: str) -> int:
-    """A whole number from 1. For argparse's `type`."""
-    value = int(text) if text.isascii() and text.isdigit() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
-    return value
-
-
-def _rows(text: str) -> int:
-    """A number of rows, or "full". For argparse's `type`."""
-    if text == "full":
-        from embedrock.data.criteo_shape import ROWS
-
-        return ROWS
-    return _positive(text.replace(",", ""))

@@ -4,7 +4,7 @@ The same model is trained four times, each time in a process of its own so that 
 something: with 10 % of the tables in DRAM, with plain PyTorch tables in memory, with a budget for
 all rows (which must give the same bits as 10 %), and without the keys that occur once. A fifth
 process without PyTorch replays the keys to measure the engine's memory alone. Then speeds are
-compared, out of core and in memory in turn (`embedrock_lab.demo.contest`).
+compared, out of core and in memory alternately (`embedrock_lab.demo.comparison`).
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from embedrock import report
 from embedrock.data.memory import MemoryDataset
 from embedrock.report import text
 from embedrock.report.counters import Counters
 from embedrock.report.points import time_split
 from embedrock.report.progress import Sink, Task
-from embedrock_lab.demo import children, contest, limits
+from embedrock_lab.demo import comparison, limits
 from embedrock_lab.demo.folder import work_folder
-from embedrock_lab.demo.paths import CONTESTANTS, OUT_OF_CORE, WHOLE_BUDGET, losses_path
+from embedrock_lab.demo.paths import SYSTEMS
+from embedrock_lab.demo.quality import Quality, train
 from embedrock_lab.demo.settings import DemoSettings
 
 #: The figure that the comparison of speeds is about.
@@ -46,22 +45,14 @@ def run(settings: DemoSettings, sink: Sink, *, keep: bool = False) -> dict[str, 
         dataset = settings.dataset()
         facts = DataFacts.of(dataset)
         del dataset
-    with work_folder(settings, keep) as working:
-        path = Path(working.folder) / "settings.json"
-        working.save(path)
-        # The two runs whose speed is compared have the machine for themselves; for the others
-        # only the results matter, so they share it.
-        (out_of_core,) = children.run_together(["out_of_core"], path, sink)
-        (in_memory,) = children.run_together(["in_memory"], path, sink)
-        whole_budget, without_fillers, memory = children.run_together(
-            ["whole_budget", "without_fillers", "memory"], path, sink
-        )
-        runs = Runs(out_of_core, in_memory, whole_budget, without_fillers, memory)
-        losses_equal = same_losses(working)
+    # The two runs whose speed is compared have the machine for themselves; for the others only the
+    # results matter, so they share it.
+    groups = [["out_of_core"], ["in_memory"], ["whole_budget", "without_fillers", "memory"]]
+    found = train(settings, groups, sink, keep)
     # With the layers, batches and threads that the speeds of all demos are compared with.
     with work_folder(settings.for_speed(), keep) as working:
-        held = contest.hold(working, CONTESTANTS, Path(working.folder) / "settings.json", sink)
-    return build(settings, facts, runs, losses_equal, held, perf_counter() - started)
+        held = comparison.compare(working, SYSTEMS, Path(working.folder) / "settings.json", sink)
+    return build(settings, facts, found, held, perf_counter() - started)
 
 
 @dataclass(frozen=True)
@@ -86,56 +77,38 @@ class DataFacts:
         )
 
 
-@dataclass(frozen=True)
-class Runs:
-    """The result of each run."""
-
-    out_of_core: Result
-    in_memory: Result
-    whole_budget: Result
-    without_fillers: Result
-    memory: Result
-
-
-def same_losses(settings: DemoSettings) -> bool:
-    """Whether the runs with 10 % and with the whole budget had the same loss at every step."""
-    one, two = (np.load(losses_path(settings, n)) for n in (OUT_OF_CORE, WHOLE_BUDGET))
-    return bool(one.tobytes() == two.tobytes())
-
-
 def build(
     settings: DemoSettings,
     facts: DataFacts,
-    runs: Runs,
-    losses_equal: bool,
-    held: contest.Contest,
+    found: Quality,
+    held: comparison.Comparison,
     seconds: float,
 ) -> Result:
     """The report."""
-    stored = runs.out_of_core
+    runs = found.runs
+    stored, plain = runs["out_of_core"], runs["in_memory"]
     counted = _training(stored)
     later = _training(stored, first_epoch=1)
     budget = stored["engine"]["budget_bytes"]
     device = stored["engine"]["device"]
-    digests_equal = stored["digests"] == runs.whole_budget["digests"]
     time = time_split(stored["history"])
     figures = {
         "auc_out_of_core": stored["auc"],
-        "auc_in_memory": runs.in_memory["auc"],
-        "auc_difference": abs(stored["auc"] - runs.in_memory["auc"]),
-        "bits_equal": int(losses_equal and digests_equal),
-        "auc_without_fillers": runs.without_fillers["auc"],
+        "auc_in_memory": plain["auc"],
+        "auc_difference": abs(stored["auc"] - plain["auc"]),
+        "bits_equal": int(found.bits_equal),
+        "auc_without_fillers": runs["without_fillers"]["auc"],
         "log_loss_out_of_core": stored["log_loss"],
-        "log_loss_in_memory": runs.in_memory["log_loss"],
+        "log_loss_in_memory": plain["log_loss"],
         "samples_per_s_out_of_core": stored["samples_per_s"],
-        "samples_per_s_in_memory": runs.in_memory["samples_per_s"],
+        "samples_per_s_in_memory": plain["samples_per_s"],
         "keys_written": facts.keys_written,
         "keys_seen_once": facts.keys_seen_once,
         "peak_rss_bytes_out_of_core": stored["peak_rss_bytes"],
-        "peak_rss_bytes_in_memory": runs.in_memory["peak_rss_bytes"],
-        "table_bytes": runs.out_of_core["rows"] * _row_bytes(settings),
-        "table_bytes_in_memory": runs.in_memory["embedding_bytes"],
-        **limits.memory_figures(budget, runs.memory),
+        "peak_rss_bytes_in_memory": plain["peak_rss_bytes"],
+        "table_bytes": stored["rows"] * _row_bytes(settings),
+        "table_bytes_in_memory": plain["embedding_bytes"],
+        **limits.memory_figures(budget, runs["memory"]),
         "hit_rate": counted.hit_rate,
         "read_requests": counted.read_requests,
         "pages_read": counted.pages_read,
@@ -144,13 +117,13 @@ def build(
         "wait_read_s": time["waiting_for_reads"],
         "computing_s": time["computing"],
         "updating_s": time["updating"],
-        **contest.figures(held, RATIO, row_wise=False),
+        **comparison.figures(held, RATIO, row_wise=False),
         "demo_s": seconds,
     }
-    results = {"data": asdict(facts), **asdict(runs), "losses_equal": losses_equal}
-    results |= {"digests_equal": digests_equal, "time_out_of_core": time}
-    results["time_in_memory"] = time_split(runs.in_memory["history"])
-    results["contest"] = contest.describe(held)
+    results = {"data": asdict(facts), **runs, "losses_equal": found.losses_equal}
+    results |= {"digests_equal": found.digests_equal, "time_out_of_core": time}
+    results["time_in_memory"] = time_split(plain["history"])
+    results["contest"] = comparison.describe(held)
     return report.report(
         figures=figures,
         device=device,
@@ -158,7 +131,7 @@ def build(
         results=results,
         notes=[
             *_notes(settings, facts, runs, figures),
-            *contest.notes(held, figures, RATIO, row_wise=False),
+            *comparison.notes(held, figures, RATIO, row_wise=False),
         ],
     )
 
@@ -182,7 +155,7 @@ def _training(run: Result, first_epoch: int = 0) -> Counters:
 
 
 def _notes(
-    settings: DemoSettings, facts: DataFacts, runs: Runs, figures: dict[str, Any]
+    settings: DemoSettings, facts: DataFacts, runs: dict[str, Result], figures: dict[str, Any]
 ) -> list[str]:
     once = facts.keys_seen_once / facts.keys_written
     kept = facts.keys_written - facts.keys_seen_once
@@ -190,15 +163,15 @@ def _notes(
         f"{facts.keys_seen_once:,} of {facts.keys_written:,} keys ({once:.0%}) occur in one "
         f"training sample only. They are fillers: they fill the tables as crosses in production "
         f"logs do and teach nothing. Without them, {kept:,} keys are left and the AUC is "
-        f"{runs.without_fillers['auc']:.4f} instead of {runs.out_of_core['auc']:.4f}.",
+        f"{runs['without_fillers']['auc']:.4f} instead of {runs['out_of_core']['auc']:.4f}.",
         f"The first of {settings.recipe.epochs} epochs writes rows for the first time; the others "
         f"read them from storage: {figures['pages_read_after_first_epoch']:,} pages.",
         "Samples per second include building batches from columns in memory and a commit after "
         "each epoch, not parsing text.",
         "The device's rate: random 4-KiB reads, 64 in flight, the median of what a store's own "
-        "pages gave between turns.",
+        "pages gave between rounds.",
     ]
-    wait = max(runs.out_of_core["core_wait_share"], runs.in_memory["core_wait_share"])
+    wait = max(runs[name]["core_wait_share"] for name in ("out_of_core", "in_memory"))
     if wait > 0.03:
         notes.append(
             f"Other programs kept the trainer waiting for a core for up to {wait:.0%} of its time: "

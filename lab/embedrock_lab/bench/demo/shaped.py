@@ -18,13 +18,13 @@ from embedrock import report
 from embedrock.report.progress import Sink, Task
 from embedrock.training.auc import auc, log_loss
 from embedrock_lab.bench.demo import real
-from embedrock_lab.demo import children, contest, limits
+from embedrock_lab.demo import children, comparison, limits
 from embedrock_lab.demo.folder import check_disk, work_folder
 from embedrock_lab.demo.paths import (
-    CONTESTANTS,
     LOOK_AHEAD,
     OUT_OF_CORE,
     PLAIN_TORCH,
+    SYSTEMS,
     WHOLE_BUDGET,
 )
 from embedrock_lab.demo.settings import ShapedSettings
@@ -48,11 +48,11 @@ def run(settings: ShapedSettings, sink: Sink, *, keep: bool = False) -> Result:
     """
     started = perf_counter()
     settings.check()
-    names, left_out = _contestants(settings)
+    names, left_out = _systems(settings)
     check_disk(settings, len(names) - (PLAIN_TORCH in names))
     with work_folder(settings, keep) as working:
         path = Path(working.folder) / "settings.json"
-        held = contest.hold(working, names, path, sink)
+        held = comparison.compare(working, names, path, sink)
         (memory,) = children.run_together(["memory"], path, sink)
     with Task(sink, "the planted model: evaluating"):
         planted = _planted(settings)
@@ -70,11 +70,11 @@ def failures(whole: Result) -> list[str]:
 def rows(whole: Result) -> list[tuple[str, ...]]:
     """The table for the terminal."""
     found, results = whole["figures"], whole["results"]["contest"]["contestants"]
-    table: list[tuple[str, ...]] = [*contest.rows(found, RATIO)]
+    table: list[tuple[str, ...]] = [*comparison.rows(found, RATIO)]
     for name, how in (("auc", ".5f"), ("log_loss", ".5f"), ("peak_rss_bytes", "mib")):
         cells = []
-        for contestant in CONTESTANTS:
-            value = results.get(contestant, {}).get(name)
+        for system in SYSTEMS:
+            value = results.get(system, {}).get(name)
             shown = "-" if value is None else format(value, how) if how != "mib" else mib(value)
             cells.append(shown)
         label = {"auc": "AUC", "log_loss": "log loss", "peak_rss_bytes": "peak memory"}[name]
@@ -90,7 +90,7 @@ def rows(whole: Result) -> list[tuple[str, ...]]:
 mib = real.mib
 
 
-def _contestants(settings: ShapedSettings) -> tuple[list[str], list[str]]:
+def _systems(settings: ShapedSettings) -> tuple[list[str], list[str]]:
     """Who can run here, and notes on who cannot."""
     names, left_out = [LOOK_AHEAD, OUT_OF_CORE], []
     free = available_memory_bytes()
@@ -124,14 +124,14 @@ def _planted(settings: ShapedSettings) -> Result:
 
 def _report(
     settings: ShapedSettings,
-    held: contest.Contest,
+    held: comparison.Comparison,
     memory: Result,
     planted: Result,
     left_out: list[str],
     seconds: float,
 ) -> Result:
     row_wise = settings.optimizer == "rowwise_adagrad"
-    found = contest.figures(held, RATIO, row_wise)
+    found = comparison.figures(held, RATIO, row_wise)
     stored = held.results[OUT_OF_CORE]
     equal = None
     if WHOLE_BUDGET in held.names:
@@ -143,7 +143,7 @@ def _report(
             and held.same_losses(OUT_OF_CORE, WHOLE_BUDGET)
             and held.same_losses(OUT_OF_CORE, LOOK_AHEAD)
         )
-    for name in CONTESTANTS:
+    for name in SYSTEMS:
         found[f"auc_{name.replace(' ', '_')}"] = held.results.get(name, {}).get("auc")
     found |= {
         "auc_planted": planted["auc"],
@@ -162,7 +162,7 @@ def _report(
         settings=asdict(settings),
         results={
             "tables": [field.rows for field in dataset.fields],
-            "contest": contest.describe(held),
+            "contest": comparison.describe(held),
             "memory": memory,
             "planted": planted,
         },
@@ -173,7 +173,7 @@ def _report(
             f"AUC on {settings.test_samples:,} held-out samples after {samples:,} samples of "
             f"training. Nothing beats the planted model, and most of its weights belong to keys "
             f"that such a run has hardly seen.",
-            *contest.notes(held, found, RATIO, row_wise),
+            *comparison.notes(held, found, RATIO, row_wise),
             *left_out,
         ],
     )

@@ -28,9 +28,9 @@ is counted; what differs is a mismatch.
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,8 @@ import numpy as np
 from embedrock.errors import MisuseError
 from embedrock.trace import Trace
 from embedrock_lab.bench import common
-from embedrock_lab.bench.common import Report, add_common, named_traces, workspace
+from embedrock_lab.bench.common import Report, named_traces, workspace
+from embedrock_lab.bench.options import Common, option
 from embedrock_lab.bench.place.compare import compared
 from embedrock_lab.bench.place.figures import fill
 from embedrock_lab.bench.place.hypergraph import is_installed
@@ -50,7 +51,7 @@ from embedrock_lab.bench.place.plot import save_plot
 from embedrock_lab.bench.place.summary import summarised
 from embedrock_lab.bench.serve import communities
 
-__all__ = ["add_arguments", "render", "run"]
+__all__ = ["Options", "render", "run"]
 
 FOLDER = "EMBEDROCK_DATA"
 """The variable that says where the logs are."""
@@ -61,53 +62,38 @@ MOST_PINS = 30_000_000
 DISK_BYTES = 1 << 30
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=os.environ.get(FOLDER),
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    data: Path = option(
+        os.environ.get(FOLDER),
+        f"where the eleven logs are ({FOLDER} in the environment says it too)",
         metavar="FOLDER",
-        help=f"where the eleven logs are ({FOLDER} in the environment says it too)",
     )
-    parser.add_argument(
-        "--logs",
-        nargs="+",
+    logs: list[str] = option(
+        [one.name for one in LOGS],
+        "those of the logs that are wanted",
         choices=[one.name for one in LOGS],
-        default=[one.name for one in LOGS],
-        help="those of the logs that are wanted",
     )
-    parser.add_argument(
-        "--trace", type=Path, nargs="+", metavar="FILE", help="traces of yours, instead of the logs"
+    trace: list[Path] | None = option(None, "traces of yours, instead of the logs", metavar="FILE")
+    table: str | None = option(None, "table of the traces, where their files do not say it")
+    queries: int = option(40_000, "most queries of a trace")
+    rows_per_page: int = option(16, "rows of a page")
+    replicate: list[float] = option(
+        [0.1, 0.2, 0.4, 0.8], "shares of rows that are stored again", nargs="*"
     )
-    parser.add_argument("--table", help="table of the traces, where their files do not say it")
-    parser.add_argument("--queries", type=int, default=40_000, help="most queries of a trace")
-    parser.add_argument("--rows-per-page", type=int, default=16, help="rows of a page")
-    parser.add_argument(
-        "--replicate",
-        type=float,
+    pins: list[int] = option(
+        [1_000_000, 10_000_000],
+        "rows of made queries that tell how a partition scales; --all adds 30 million",
         nargs="*",
-        default=[0.1, 0.2, 0.4, 0.8],
-        help="shares of rows that are stored again",
     )
-    parser.add_argument(
-        "--pins",
-        type=int,
-        nargs="*",
-        default=[1_000_000, 10_000_000],
-        help="rows of made queries that tell how a partition scales; --all adds 30 million",
-    )
-    parser.add_argument(
-        "--limit", type=float, default=30.0, metavar="S", help="most time of Mt-KaHyPar on a trace"
-    )
-    parser.add_argument(
-        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads that work"
-    )
-    parser.add_argument("--png", type=Path, help="draw the result to this file")
-    add_common(parser)
+    limit: float = option(30.0, "most time of Mt-KaHyPar on a trace", metavar="S")
+    threads: int = option(len(os.sched_getaffinity(0)), "threads that work")
+    png: Path | None = option(None, "draw the result to this file")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Compares, and returns the report."""
     _check(options)
     report = Report("place", options)
@@ -145,7 +131,7 @@ def render(report: dict[str, Any]) -> str:
     return common.render({**report, "results": {**summarised(results["traces"]), **kept}})
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check(options: Options) -> None:
     """Errors: ``MisuseError``."""
     for name, value, least in (
         ("--queries", options.queries, 10),
@@ -160,7 +146,7 @@ def _check(options: argparse.Namespace) -> None:
             raise MisuseError(f"--replicate has {share:g}, expected shares from 0 to 1")
 
 
-def _traces(report: Report, options: argparse.Namespace) -> Iterator[tuple[str, str, Hyperedges]]:
+def _traces(report: Report, options: Options) -> Iterator[tuple[str, str, Hyperedges]]:
     """Name, kind and queries of each trace; what is missing is noted."""
     if options.trace is not None:
         for name, path in named_traces(options.trace).items():
@@ -184,7 +170,7 @@ def _traces(report: Report, options: argparse.Namespace) -> Iterator[tuple[str, 
         yield log.name, log.kind, log.read(options.data, options.queries)
 
 
-def _scaling(report: Report, options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+def _scaling(report: Report, options: Options, directory: Path) -> dict[str, Any]:
     """What a partition of made queries takes, by their number."""
     sizes = sorted({*options.pins, *([MOST_PINS] if options.all else [])})
     found: dict[str, Any] = {}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +21,9 @@ from embedrock_lab.bench.place.layouts import (
     layout_name,
 )
 from embedrock_lab.bench.place.logs import Hyperedges
+
+if TYPE_CHECKING:
+    from embedrock_lab.bench.place import Options
 
 __all__ = ["CACHES", "CANDIDATES", "CONDITIONS", "LEARN", "compared"]
 
@@ -41,7 +43,7 @@ SAMPLE_UNION = 4
 def compared(
     every: Hyperedges,
     folder: Path,
-    options: argparse.Namespace,
+    options: Options,
     notes: list[str],
     with_mtkahypar: bool,
     say: Callable[[str], None],

@@ -7,7 +7,7 @@ batches announced, so that it reads beyond the bound too. Counted are samples pe
 of the time in which the loop waits for rows, pages, and the largest staleness of the rows it got.
 
 ``prefetch_speedup_<load>`` is the best rate with arrays alone ÷ that of reading each batch when it
-is its turn; ``held_speedup_<load>`` the same with rows held; ``lookahead_speedup_<load>`` with
+is used; ``held_speedup_<load>`` the same with rows held; ``lookahead_speedup_<load>`` with
 ``--depth`` batches announced, at bound 0, ``both_speedup_<load>`` at the best bound.
 ``lookahead_gain_<bound>_<load>`` is the rate with them ÷ with rows held, at one bound: MLKV finds
 it large at low bounds and small at high ones.
@@ -20,20 +20,21 @@ with negatives. The accelerator is simulated: computing takes ``--compute-ms`` o
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from embedrock.errors import MisuseError
 from embedrock_lab.bench import child
-from embedrock_lab.bench.common import Report, add_common, workspace
+from embedrock_lab.bench.common import Report, workspace
+from embedrock_lab.bench.options import Common, option, patience_of
 from embedrock_lab.bench.plots import pyplot_or_note, save
 from embedrock_lab.bench.prefetch.loads import Load, criteo_log, criteo_shaped, triples
 from embedrock_lab.measure.noise import WAIT_SHARE_MAX
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 BOUNDS = [0, 1, 4, 16]
 DEPTH = 256
@@ -43,29 +44,29 @@ ALL_BOUNDS = [0, 1, 2, 4, 16, 64]
 ALL_DEPTHS = [4, 16, 64]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument(
-        "--loads", nargs="+", choices=list(LOADS), default=list(LOADS), help="what is read"
-    )
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of the Criteo-shaped load")
-    parser.add_argument("--samples", type=int, default=1024, help="of a batch")
-    parser.add_argument("--batches", type=int, default=240, help="of each run, at most")
-    parser.add_argument("--memory", type=float, default=10.0, help="per cent of the rows' bytes")
-    parser.add_argument("--compute-ms", type=float, default=20.0, help="of each batch")
-    parser.add_argument("--bounds", type=int, nargs="+", default=None, help="of staleness")
-    parser.add_argument("--depth", type=int, default=DEPTH, help="batches announced")
-    parser.add_argument("--rounds", type=int, default=1, help="of all settings; medians count")
-    parser.add_argument("--criteo", type=Path, metavar="FILE", help="a log, in time order")
-    parser.add_argument("--triples", type=Path, metavar="FILE", help="head, relation, tail")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="also plot the rates")
-    add_common(parser, patience_s=30.0)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    loads: list[str] = option(list(LOADS), "what is read", choices=list(LOADS))
+    rows: int = option(1_000_000, "of the Criteo-shaped load")
+    samples: int = option(1024, "of a batch")
+    batches: int = option(240, "of each run, at most")
+    memory: float = option(10.0, "per cent of the rows' bytes")
+    compute_ms: float = option(20.0, "of each batch")
+    bounds: list[int] | None = option(None, "of staleness")
+    depth: int = option(DEPTH, "batches announced")
+    rounds: int = option(1, "of all settings; medians count")
+    criteo: Path | None = option(None, "a log, in time order", metavar="FILE")
+    triples: Path | None = option(None, "head, relation, tail", metavar="FILE")
+    png: Path | None = option(None, "also plot the rates", metavar="FILE")
+    patience: float = patience_of(30.0)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("prefetch", options)
-    everything = getattr(options, "all", False)
+    everything = options.all
     bounds = options.bounds or (ALL_BOUNDS if everything else BOUNDS)
     if min(bounds) != 0:
         raise MisuseError(f"--bounds are {bounds}, expected 0 among them, to compare with")
@@ -81,21 +82,21 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return report.finish()
 
 
-def _loads(report: Report, options: argparse.Namespace) -> Iterator[Load]:
+def _loads(report: Report, options: Options) -> Iterator[Load]:
     for name in options.loads:
         if name == "criteo_shaped":
             yield criteo_shaped(options.rows, options.samples, options.batches, options.seed)
-        elif getattr(options, name) is None:
-            report.missing(f"both_speedup_{name}", f"no data: pass --{name}")
-        elif name == "criteo":
+        elif name == "criteo" and options.criteo is not None:
             yield criteo_log(options.criteo, options.samples)
-        else:
+        elif name == "triples" and options.triples is not None:
             yield triples(options.triples, options.samples, options.seed)
+        else:
+            report.missing(f"both_speedup_{name}", f"no data: pass --{name}")
 
 
 def _measure(
     report: Report,
-    options: argparse.Namespace,
+    options: Options,
     place: Path,
     load: Load,
     bounds: list[int],

@@ -22,18 +22,19 @@ are those of their owners.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedrock_lab.bench.common import Report, add_common, import_torch, workspace
+from embedrock_lab.bench.common import Report, import_torch, workspace
+from embedrock_lab.bench.options import Common, option
 from embedrock_lab.bench.ranks.team import Team
 from embedrock_lab.measure.noise import Rounds, Timed, interleave
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["Options", "run"]
 
 RANKS = 2
 FIGURES = [
@@ -51,24 +52,23 @@ APART = "two, tables apart"
 WAYS = {ONE: "plain", TWO: "plain", AHEAD: "ahead", NARROW: "narrow", APART: "apart"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of this bench."""
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of all 26 tables")
-    parser.add_argument("--dim", type=int, default=64, help="values of these rows")
-    parser.add_argument("--batch", type=int, default=1024, help="samples of a rank's batch")
-    parser.add_argument("--steps", type=int, default=24, help="batches of a turn")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each way")
-    parser.add_argument(
-        "--exchange-rows", type=int, default=1_000_000, help="of the table of uniform ids"
-    )
-    parser.add_argument("--exchange-dim", type=int, default=16, help="values of these rows")
-    parser.add_argument("--exchange-batch", type=int, default=4096, help="ids of a batch")
-    parser.add_argument("--exchange-large", type=int, default=26 * 1024, help="ids of a large one")
-    parser.add_argument("--exchange-ids", type=int, default=1_000_000, help="of a turn")
-    add_common(parser)
+@dataclass(frozen=True, kw_only=True)
+class Options(Common):
+    """What this bench runs with."""
+
+    rows: int = option(1_000_000, "of all 26 tables")
+    dim: int = option(64, "values of these rows")
+    batch: int = option(1024, "samples of a rank's batch")
+    steps: int = option(24, "batches of a round")
+    rounds: int = option(5, "rounds of each way")
+    exchange_rows: int = option(1_000_000, "of the table of uniform ids")
+    exchange_dim: int = option(16, "values of these rows")
+    exchange_batch: int = option(4096, "ids of a batch")
+    exchange_large: int = option(26 * 1024, "ids of a large one")
+    exchange_ids: int = option(1_000_000, "of a round")
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: Options) -> dict[str, Any]:
     """Measures, and returns the report."""
     report = Report("ranks", options)
     if import_torch(report, FIGURES, MEMORY_BYTES) is None:
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return report.finish()
 
 
-def _exchange(report: Report, options: argparse.Namespace, one: Team, two: Team) -> None:
+def _exchange(report: Report, options: Options, one: Team, two: Team) -> None:
     """Ids of a table that all ranks ask for."""
     ways = {ONE: (one, "plain"), TWO: (two, "plain"), NARROW: (two, "narrow")}
     for figure, batch in (
@@ -103,14 +103,18 @@ def _exchange(report: Report, options: argparse.Namespace, one: Team, two: Team)
         report.say(f"exchanging {batch:,} ids at a time")
         steps = max(2, options.exchange_ids // batch)
 
-        def turn(
+        def timed(
             team: Team, way: str, batch: int = batch, steps: int = steps
         ) -> Callable[[], Timed]:
-            return lambda: _turn(report, team.ask("exchange", way=way, batch=batch, steps=steps))
+            return lambda: _together(
+                report, team.ask("exchange", way=way, batch=batch, steps=steps)
+            )
 
         for team, way in ways.values():
-            turn(team, way)()  # buffers and caches as they will be
-        rounds = interleave([turn(*way) for way in ways.values()], options.rounds, options.patience)
+            timed(team, way)()  # buffers and caches as they will be
+        rounds = interleave(
+            [timed(*way) for way in ways.values()], options.rounds, options.patience
+        )
         report.rounds(figure, rounds)
         rates = {name: rounds.rate(i) / ways[name][0].size for i, name in enumerate(ways)}
         report.figure(figure, rates[TWO])
@@ -120,23 +124,23 @@ def _exchange(report: Report, options: argparse.Namespace, one: Team, two: Team)
         report.results.setdefault("ids_per_cpu_s", {})[f"{batch:,} ids"] = per_cpu
 
 
-def _training(report: Report, options: argparse.Namespace, one: Team, two: Team) -> None:
+def _training(report: Report, options: Options, one: Team, two: Team) -> None:
     """A model in Criteo's shape."""
     report.say("training")
     teams = {name: one if name == ONE else two for name in WAYS}
     sent: dict[str, float] = {}
 
-    def turn(name: str) -> Callable[[], Timed]:
+    def timed(name: str) -> Callable[[], Timed]:
         def go() -> Timed:
             answers = teams[name].ask("train", way=WAYS[name], steps=options.steps)
             sent[name] = answers[0]["bytes_sent"] / options.steps
-            return _turn(report, answers)
+            return _together(report, answers)
 
         return go
 
     for name in WAYS:
-        turn(name)()
-    rounds = interleave([turn(name) for name in WAYS], options.rounds, options.patience)
+        timed(name)()
+    rounds = interleave([timed(name) for name in WAYS], options.rounds, options.patience)
     report.rounds("ranks_share", rounds)
     for i, (figure, name) in enumerate(
         {
@@ -166,8 +170,8 @@ def _training(report: Report, options: argparse.Namespace, one: Team, two: Team)
             report.notes.append(f"the ranks do not have the same {what}")
 
 
-class _Turn(Timed):
-    """A turn of all ranks: the time of the one that took longest, the work of all."""
+class _Together(Timed):
+    """A round of all ranks: the time of the one that took longest, the work of all."""
 
     def __init__(self, answers: list[dict[str, Any]]) -> None:
         super().__init__()
@@ -178,13 +182,13 @@ class _Turn(Timed):
         self.cpu_seconds = sum(answer["cpu_seconds"] for answer in answers)
 
 
-def _turn(report: Report, answers: list[dict[str, Any]]) -> Timed:
+def _together(report: Report, answers: list[dict[str, Any]]) -> Timed:
     report.results["mismatches"] += sum(answer["mismatches"] for answer in answers)
-    return _Turn(answers)
+    return _Together(answers)
 
 
-def _per_cpu_second(rounds: Rounds, contestant: int) -> float:
+def _per_cpu_second(rounds: Rounds, system: int) -> float:
     """Work of all ranks for a second of a core that any of their threads used."""
-    turns = [one[contestant] for one in rounds.counted]
-    rates = [one.work / one.cpu_seconds for one in turns if isinstance(one, _Turn)]
+    timed = [one[system] for one in rounds.counted]
+    rates = [one.work / one.cpu_seconds for one in timed if isinstance(one, _Together)]
     return float(statistics.median(rates))

@@ -26,7 +26,7 @@ class Exchanging:
         self._seed = settings["seed"]
         self._rows, self._dim = settings["exchange_rows"], settings["exchange_dim"]
         self._stores = stores
-        self._turns = 0
+        self._rounds = 0
         self._updates = np.zeros(self._rows, np.int32)
         """Of each id, by all ranks."""
         table = self._table("plain")
@@ -34,9 +34,9 @@ class Exchanging:
         own = np.arange(self._rank * part, min(self._rows, (self._rank + 1) * part))
         table.put(own, self._expected(own))
 
-    def turn(self, way: str, batch: int, steps: int) -> dict[str, Any]:
+    def round(self, way: str, batch: int, steps: int) -> dict[str, Any]:
         """Reads and updates so many batches of ids; rows are compared behind the clock."""
-        self._turns += 1
+        self._rounds += 1
         batches = [self._drawn(rank, batch, steps) for rank in range(self._world)]
         own = batches[self._rank]
         rows = np.empty((steps, batch, self._dim), np.float32)
@@ -64,7 +64,7 @@ class Exchanging:
         )
 
     def _drawn(self, rank: int, batch: int, steps: int) -> npt.NDArray[np.int64]:
-        random = np.random.default_rng([self._seed, self._turns, rank])
+        random = np.random.default_rng([self._seed, self._rounds, rank])
         return random.integers(0, self._rows, (steps, batch))
 
     def _expected(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:

@@ -57,11 +57,11 @@ class Member:
 
     def train(self, way: str, steps: int) -> dict[str, Any]:
         """Training, by a plain loop, with look-ahead, or with bfloat16 on the wire."""
-        return self._training.turn(way, steps)
+        return self._training.round(way, steps)
 
     def exchange(self, way: str, batch: int, steps: int) -> dict[str, Any]:
         """Rows and gradients of uniform ids."""
-        return self._exchanging.turn(way, batch, steps)
+        return self._exchanging.round(way, batch, steps)
 
     def compare(self) -> dict[str, Any]:
         """What ranks must agree on after training."""

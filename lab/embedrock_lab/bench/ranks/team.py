@@ -1,4 +1,4 @@
-"""Ranks as processes of this machine, which take turns with others when they are asked."""
+"""Ranks as processes of this machine, which run beside others when they are asked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from embedrock_lab.bench.child import ChildError
 __all__ = ["Team"]
 
 START_S, TURN_S = 300.0, 300.0
-"""How long ranks may take to start, and for one turn."""
+"""How long ranks may take to start, and for one round."""
 
 
 class Team:

@@ -70,12 +70,12 @@ class Way:
 
 
 class Training:
-    """The ways, each with its model, on batches that are new in every turn."""
+    """The ways, each with its model, on batches that are new in every round."""
 
     def __init__(self, stores: dict[str, Any], settings: dict[str, Any]) -> None:
         """Makes tables and models."""
         self._rank, self._world = settings["rank"], settings["world"]
-        self._batch, self._turns = settings["batch"], 0
+        self._batch, self._rounds = settings["batch"], 0
         self._stream = CriteoShaped(
             settings["rows"], seed=settings["seed"], samples=1 << 40, test_samples=0
         )
@@ -84,7 +84,7 @@ class Training:
             torch.manual_seed(settings["seed"])
             self._ways[name] = Way(store, self._stream, settings["dim"], self._world)
 
-    def turn(self, way: str, steps: int) -> dict[str, Any]:
+    def round(self, way: str, steps: int) -> dict[str, Any]:
         """Trains on so many batches of this rank, which are made before."""
         one = self._ways["plain" if way == "ahead" else way]
         batches = self._batches(steps)
@@ -129,8 +129,8 @@ class Training:
 
     def _batches(self, steps: int) -> list[Batch]:
         """Those of this rank, next to those of the others in the stream."""
-        begin = self._turns * steps * self._world + self._rank * steps
-        self._turns += 1
+        begin = self._rounds * steps * self._world + self._rank * steps
+        self._rounds += 1
         found = self._stream.train_batches(self._batch, Position(0, begin))
         return [batch for batch, _ in zip(found, range(steps), strict=False)]
 

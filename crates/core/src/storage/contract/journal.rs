@@ -60,7 +60,7 @@ pub(super) enum Record {
 
 /// A file of the journal.
 pub(super) struct JournalFile {
-    /// What the catalog says of the class and its tables.
+    /// The catalog's entry for the class and its tables.
     pub(super) record: String,
     pub(super) tables: Vec<TableOfLife>,
     records: Vec<Record>,

@@ -163,7 +163,7 @@ impl Life {
         }
     }
 
-    /// What the journal makes of a commit.
+    /// The storage after a replay of the journal up to a commit.
     pub(super) fn replayed(&self, commit: &Commit) -> Box<dyn StorageRecovery> {
         let (base, number) = self.journal.base();
         let begin = |record: &str| {

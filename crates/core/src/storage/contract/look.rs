@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// Origins from here on are of the lower of two layers.
 const BELOW: u32 = 1 << 31;
 
-/// What a look-up has found of a row.
+/// The result of a look-up of a row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Looked {
     pub(super) change: u32,
@@ -55,7 +55,7 @@ impl Life {
         found
     }
 
-    /// What memory tells of a row; `None` where only pages do.
+    /// The result from memory alone; `None` if pages have to be read.
     fn find(
         &mut self,
         key: RowKey,

@@ -61,7 +61,7 @@ pub(super) enum Delta {
 #[derive(Debug, Default)]
 pub(super) struct DeltaWriter {
     bytes: Vec<u8>,
-    /// Where the open run of rows keeps its count, and the slot that continues it.
+    /// The place of the open run's count, and the slot that continues it.
     run: Option<(usize, u32)>,
 }
 
@@ -152,7 +152,7 @@ pub(super) fn id_of(row: &DenseRow) -> u32 {
     u32::from_le_bytes([row[2], row[3], row[4], row[5]])
 }
 
-/// What [`decode`] hands over.
+/// The items that [`decode`] hands over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Decoded<'a> {
     /// A change other than a row of a dense table.

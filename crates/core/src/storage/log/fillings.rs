@@ -1,4 +1,4 @@
-//! Where the fillings of segments began, as the journal tells it.
+//! The beginnings of the fillings of segments, from the journal.
 //!
 //! The deltas of the index name every slot in the order in which rows were appended, and a page is
 //! sealed as soon as its last slot is taken, or before another one is begun in its stream. So a
@@ -57,7 +57,7 @@ pub(super) fn encoded_bytes(firsts: impl Iterator<Item = u64>) -> u64 {
     bytes
 }
 
-/// What each number differs from the one before.
+/// The difference of each number from the one before.
 fn steps(firsts: impl Iterator<Item = u64>) -> impl Iterator<Item = u64> {
     let mut before = 0u64;
     firsts.map(move |first| {

@@ -1,4 +1,4 @@
-//! What a log says of itself.
+//! The statistics of a log.
 
 use super::ClassLog;
 use crate::storage::{MergeCounts, StorageCounts, StorageSpace, StorageStats, Written};
@@ -34,11 +34,11 @@ impl ClassLog {
     }
 
     /// Bytes of all indexes.
-    pub fn table_bytes(&self) -> u64 {
+    pub(crate) fn table_bytes(&self) -> u64 {
         self.tables.iter().map(|(_, index)| index.memory_bytes() as u64).sum()
     }
 
-    /// What was written since open.
+    /// The bytes written since open.
     pub(super) fn written(&self) -> Written {
         Written {
             rows: self.rows_written,

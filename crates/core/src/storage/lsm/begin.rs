@@ -5,8 +5,7 @@
 //! through once. All reads are left to the first step.
 
 use super::Lsm;
-use super::bottom::{BUILDER_BYTES_PER_ROW, Facts, MergePlan, Partition, Place, PlaceRange};
-use super::create::shape;
+use super::bottom::{BUILDER_BYTES_PER_ROW, Facts, MergePlan, Partition, Place, PlaceRange, Shape};
 use super::newest::{Found, Newest};
 use super::pick::{Costs, Expected, pick, with_neighbour};
 use super::unit::{GivenOut, MergeUnit, Planned};
@@ -26,7 +25,7 @@ const PRESSED_PART: u64 = 2;
 const SEGMENTS_PER_PARTITION: u64 = 8;
 /// A merge takes at most one row out of the top for so many bytes of a portion.
 const PORTION_BYTES_PER_ROW: usize = 4;
-/// What a row takes while the filter of its file is made: its cell, and then its bits.
+/// The memory of a row while the filter of its file is made: its cell, and then its bits.
 const FILTER_BYTES_PER_ROW: usize = BUILDER_BYTES_PER_ROW + 1;
 /// Portions of a merge that filters take of what rows that are taken would need.
 const FILTER_PORTIONS: usize = 2;
@@ -53,7 +52,7 @@ pub(super) enum Refused {
     Failed,
 }
 
-/// What a merge is to take.
+/// The input of a merge.
 struct Choice {
     range: PlaceRange,
     inputs: Vec<Arc<Partition>>,
@@ -137,7 +136,7 @@ impl Lsm {
         let old_bytes: u64 = facts.clone().map(|facts| facts.disk_bytes()).sum();
         let pages: u64 = facts.map(|facts| u64::from(facts.pages)).sum();
         let plan = MergePlan {
-            shape: shape(&self.facts),
+            shape: Shape::of(&self.facts),
             orders: Arc::clone(self.bottom.orders()),
             range,
             inputs,
@@ -172,7 +171,7 @@ impl Lsm {
         Ok(Some(MergeUnit::new(Planned { medium, plan, newest, room })))
     }
 
-    /// What makes partitions larger: whichever of three settings keeps them small.
+    /// The way to larger partitions: the one of three settings that keeps them small.
     fn way_to_larger_partitions(&self) -> String {
         let (bytes, segment) = (self.partition_bytes(), self.facts.segment_bytes);
         let of_segments = SEGMENTS_PER_PARTITION * segment;
@@ -358,7 +357,7 @@ impl Lsm {
         }
     }
 
-    /// What the partition at `at` has once it is merged, at most.
+    /// The most that the partition at `at` has after its merge.
     fn expected(&self, facts: &Facts, at: usize) -> Expected {
         let entries = self.upkeep.counts.entries()[at];
         let tombstones = self.tombstones.count_in(facts.range) as u64;

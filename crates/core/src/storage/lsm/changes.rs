@@ -11,7 +11,7 @@ const EDIT: u8 = 1;
 const TOMBSTONES: u8 = 2;
 /// Kind and length of a block.
 const HEAD_BYTES: usize = 5;
-/// What became of a key, its table, the key.
+/// The kind of change of a key, its table, the key.
 const TOMBSTONE_BYTES: usize = 11;
 const SET: u8 = 1;
 const DROPPED: u8 = 2;
@@ -25,7 +25,7 @@ pub(super) struct Changes {
     portion_bytes: usize,
 }
 
-/// What a block has.
+/// The contents of a block.
 #[derive(Debug)]
 pub(super) enum Block<'a> {
     /// Deltas of the top.

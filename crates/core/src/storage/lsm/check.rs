@@ -91,7 +91,7 @@ impl Lsm {
             page += count;
             progress(checked.pages)?;
         }
-        // Where pages are damaged it is known why rows are missing.
+        // If pages are damaged, it is known why rows are missing.
         if partition.is_frozen() && !is_damaged {
             frozen.compare(partition, said);
         }

@@ -129,7 +129,7 @@ impl TopCounts {
         self.beside = None;
     }
 
-    /// Where the numbers of the partitions of a range are.
+    /// The places of the numbers of the partitions of a range.
     pub(super) fn of_range(&self, version: &Version, range: PlaceRange) -> Range<usize> {
         at(version, range.first)..at(version, range.last) + 1
     }

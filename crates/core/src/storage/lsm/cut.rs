@@ -3,7 +3,7 @@
 use super::Lsm;
 use super::bottom::{Edit, Version};
 use crate::error::{Result, bail};
-use crate::storage::kinds::journal_bytes_beside;
+use crate::storage::need::journal_bytes_beside;
 use crate::storage::{Cut, StorageJournal, Written};
 
 /// Between the fillings of the top and the version in the record of a class.
@@ -76,7 +76,7 @@ pub(super) fn push_version(record: &mut String, version: &Edit) {
     }));
 }
 
-/// What the record of a class says: the fillings of the top, and the version.
+/// The contents of a class's record: the fillings of the top, and the version.
 pub(super) fn read_record(record: &str) -> Result<(&str, Version)> {
     let Some((fillings, digits)) = record.split_once(SEPARATOR) else {
         return Ok((record, Version::default()));

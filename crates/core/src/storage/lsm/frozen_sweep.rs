@@ -27,7 +27,7 @@ struct Below {
 pub(super) struct FrozenSweep {
     tables: Vec<u16>,
     pages: Arc<LsmPages>,
-    /// Where the next slice of the top begins; `None` behind the last.
+    /// The begin of the next slice of the top; `None` after the last.
     next: Option<Place>,
     slice: Option<Slice>,
     /// Positions in each table that something newer is known of, in order.

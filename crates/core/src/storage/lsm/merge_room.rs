@@ -25,13 +25,13 @@ pub(super) fn room_name(class: u16) -> String {
 #[derive(Debug)]
 pub(super) struct MergeRoom {
     shared: Arc<Shared>,
-    /// What it took when the merge under way began.
+    /// The bytes it took when the merge under way began.
     lent: Option<u64>,
     /// A length was found, and nobody knows whether it has the room.
     is_unsure: bool,
 }
 
-/// What a merge draws on without the lock of the class.
+/// The room on which a merge draws without the lock of the class.
 #[derive(Debug)]
 struct Shared {
     name: String,

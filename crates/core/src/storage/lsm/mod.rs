@@ -12,7 +12,7 @@
 //! comes first, and the copies are dropped afterwards, as slowly as the caller likes.
 
 mod begin;
-pub mod bottom;
+pub(crate) mod bottom;
 mod changes;
 mod check;
 mod counts;
@@ -41,8 +41,8 @@ mod write;
 #[cfg(test)]
 mod frozen_tests;
 
-pub use create::create;
-pub use recovery::LsmRecovery;
+pub(crate) use create::create;
+pub(crate) use recovery::LsmRecovery;
 
 use super::log::ClassLog;
 use super::{ClassFacts, Storage};
@@ -63,7 +63,7 @@ use upkeep::Upkeep;
 const IN_BOTTOM: u32 = 1 << 31;
 
 /// The storage of one row class.
-pub struct Lsm {
+pub(crate) struct Lsm {
     facts: ClassFacts,
     medium: Arc<dyn Medium>,
     top: ClassLog,
@@ -108,7 +108,7 @@ impl Lsm {
         self.upkeep.takes(place) || self.bottom.snapshot().candidates(place).next().is_some()
     }
 
-    /// What the top is told of an origin: rows of the bottom are new to it.
+    /// The origin as the top knows it: rows of the bottom are new to it.
     fn origin_above(&self, table: u16, origin: Option<u32>) -> Option<u32> {
         match origin {
             _ if self.is_dense(table) => None,

@@ -1,4 +1,4 @@
-//! What is newer than the bottom in a range: rows of the top and tombstones, in order.
+//! The newest changes in a range, above the bottom: rows of the top and tombstones, in order.
 //!
 //! Which slots these are is looked up under the lock of the class; their pages are read without it,
 //! some groups at a time. A page has the table and key of its rows, so what a growing table's index
@@ -29,7 +29,7 @@ pub(super) struct Read {
     pub(super) place: Place,
     pub(super) key: u64,
     pub(super) slot: u32,
-    /// Where its words begin.
+    /// The begin of its words.
     pub(super) at: usize,
 }
 
@@ -265,7 +265,7 @@ impl Newest {
     }
 }
 
-/// Where rows of the top go that are read.
+/// The destination of rows of the top that are read.
 struct Taken<'a> {
     range: PlaceRange,
     orders: &'a Orders,
@@ -306,7 +306,7 @@ impl Skipped {
     }
 }
 
-/// What was found of a range.
+/// The findings in a range.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
     /// Rows and tombstones at most.
@@ -317,7 +317,7 @@ pub(super) struct Found {
     pub(super) left_out: Vec<Place>,
 }
 
-/// What a merge takes out of the top, with the reader that reads it.
+/// The rows that a merge takes out of the top, with the reader that reads them.
 pub(super) struct ToMerge {
     newest: Newest,
     reader: PageReader,

@@ -10,7 +10,7 @@ use std::ops::Range;
 /// A partition with less than this part of what it may have is small.
 const SMALL_PART: u64 = 4;
 
-/// What a merge costs.
+/// The costs of a merge.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Costs {
     /// Bytes of a row.
@@ -65,7 +65,7 @@ pub(super) fn pick(
     }
 }
 
-/// What a partition has once it is merged, at most.
+/// The most that a partition has after its merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Expected {
     /// Rows of the new file.

@@ -117,7 +117,7 @@ impl Lsm {
         if self.rows_to_merge() == 0 { usual } else { usual.max(self.upkeep.wanted_bytes) }
     }
 
-    /// What there is of it, and what commits alone will give back.
+    /// The existing room, and that which commits alone will return.
     fn room_to_come(&self) -> u64 {
         let has = self.room.bytes() + self.bottom.coming_bytes();
         match &self.upkeep.given_out {
@@ -127,7 +127,7 @@ impl Lsm {
         }
     }
 
-    /// What of the room for a merge is missing.
+    /// The missing part of the room for a merge.
     pub(super) fn lacking_for_merge(&self, rows: u64, spare: u64) -> u64 {
         match spare {
             _ if !self.merges_into_bottom() => 0,

@@ -1,4 +1,4 @@
-//! What the changes of an `lsm` did to rows. Those that left the top may lie in the bottom.
+//! The effect of an `lsm`'s changes on rows. Rows that left the top may be in the bottom.
 
 use super::Lsm;
 use super::changes::{Block, read};

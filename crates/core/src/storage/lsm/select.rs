@@ -9,7 +9,7 @@ use crate::storage::{PageAddress, Want};
 use std::cell::RefCell;
 
 thread_local! {
-    /// What a selection works with is kept for the next one of the thread.
+    /// The memory of a selection, kept for the next one of the thread.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
@@ -33,7 +33,7 @@ struct Scratch {
     miss_of: Vec<u32>,
     /// The page of each want and its place, those of a page one behind the other.
     by_page: Vec<(PageAddress, u32)>,
-    /// Where in `by_page` the page of each want begins.
+    /// The begin in `by_page` of the page of each want.
     page_begins: Vec<u32>,
     /// Misses by how many pages have them, the fewest first.
     order: Vec<u32>,

@@ -1,4 +1,4 @@
-//! What merges leave alone, because it could not be read.
+//! Unreadable places that merges leave alone.
 //!
 //! A merge copies what it reads, and what cannot be read is copied nowhere. Rows of a page of the
 //! top that cannot be read stay in the top, and the merge goes on without them. One that cannot
@@ -22,7 +22,7 @@ enum Spot {
     Top,
 }
 
-/// What could not be read since open.
+/// The places that could not be read since open.
 #[derive(Debug, Default)]
 pub(super) struct SetAside {
     failures: Failures<Spot>,
@@ -31,7 +31,7 @@ pub(super) struct SetAside {
 }
 
 impl SetAside {
-    /// What was wrong with each place.
+    /// The error of each place.
     pub(super) fn damage(&self) -> Vec<String> {
         self.failures.texts("its rows are merged no more until it is reopened")
     }

@@ -1,10 +1,10 @@
-//! What the storage says of itself, and what of the memory budget it takes.
+//! The statistics of the storage, and its share of the memory budget.
 
 use super::Lsm;
 use super::tombstones::Tombstones;
 use crate::error::Result;
 use crate::io::Medium;
-use crate::storage::kinds::index_memory;
+use crate::storage::need::index_memory;
 use crate::storage::{
     Share, StorageBudget, StorageCounts, StorageMemory, StorageSpace, StorageStats, Written,
 };

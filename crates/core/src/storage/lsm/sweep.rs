@@ -47,7 +47,7 @@ pub(super) struct Slice {
 struct LsmSweep {
     tables: Vec<u16>,
     pages: Arc<LsmPages>,
-    /// Where the next slice begins; `None` at the end.
+    /// The begin of the next slice; `None` at the end.
     next: Option<Place>,
     slice: Option<Slice>,
     row_words: usize,

@@ -42,7 +42,7 @@ impl Planned {
     }
 }
 
-/// How far a merge is.
+/// The progress of a merge.
 enum Stage {
     Planned(Box<Planned>),
     Begun(Box<Merge<ToMerge>>),
@@ -81,7 +81,7 @@ impl MergeUnit {
         Self { stage: Stage::Planned(Box::new(planned)), busy: Duration::ZERO }
     }
 
-    /// What was done, once `step` has said that all is.
+    /// The result, once `step` has reported that all is done.
     ///
     /// # Panics
     /// Before that.
@@ -92,7 +92,7 @@ impl MergeUnit {
         MergeDone { merged: merge.finish(), busy: self.busy, read_above, pages }
     }
 
-    /// What it could not read, where that was the error that it met.
+    /// The place it could not read, if that was the error that it met.
     pub(super) fn unread(&self) -> Option<Unread> {
         match &self.stage {
             Stage::Begun(merge) => merge.unread(),
@@ -139,7 +139,7 @@ impl Unit for MergeUnit {
     }
 }
 
-/// What the storage remembers of the unit that it has given out.
+/// The storage's note of the unit that it has given out.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GivenOut {
     pub(super) range: PlaceRange,

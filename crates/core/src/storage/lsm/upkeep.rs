@@ -65,7 +65,7 @@ pub(super) struct Upkeep {
     /// Bytes of the merge that was refused last for lack of room: it may be somewhat larger than
     /// the room that is kept, for rows come in groups and small partitions in pairs.
     pub(super) wanted_bytes: u64,
-    /// What a disk bound allows this class.
+    /// The share of a disk bound for this class.
     pub(super) most_disk_bytes: Option<u64>,
     /// The newest rows take memory that nobody else can give: until a commit they may be fewer.
     pub(super) is_pressed: bool,
@@ -94,7 +94,7 @@ impl Upkeep {
         }
     }
 
-    /// What was counted does not hold any more: a table was dropped.
+    /// Forgets the counts, which no longer hold: a table was dropped.
     pub(super) fn forget_counts(&mut self) {
         self.counts.make(Vec::new());
         self.refused = None;
@@ -226,7 +226,7 @@ impl StorageUpkeep for Lsm {
     }
 
     fn pay_step(&mut self) {
-        // What hurries is free.
+        // Urgent work is free.
         let portion = if self.hurries() { 0 } else { self.upkeep.portion_bytes() as u64 };
         self.upkeep.credit = self.upkeep.credit.saturating_sub(portion);
     }

@@ -9,7 +9,7 @@ use crate::storage::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// What becomes a map.
+/// The recovery of a map.
 pub(in crate::storage) fn recovery(
     facts: &ClassFacts,
     begun: &str,

@@ -1,4 +1,4 @@
-//! Where regions lie: in the store's folder, or apart, where a link in that folder leads to them.
+//! The places of regions: in the store's folder, or apart, with a link in that folder.
 //!
 //! Names: `pmem-<table>` in the store's folder. A folder apart may be shared by stores, so names
 //! there have the store's seed, too.
@@ -21,18 +21,18 @@ const UNFINISHED: &str = "resized.unfinished";
 const COPIED_BYTES: usize = 1 << 20;
 
 /// The name of a table's region in the store's folder.
-pub fn region_name(table: u16) -> String {
+pub(crate) fn region_name(table: u16) -> String {
     format!("{PREFIX}{table}")
 }
 
 /// The table of a region; `None` for names that `region_name` does not give.
-pub fn table_of_region(name: &str) -> Option<u16> {
+pub(crate) fn table_of_region(name: &str) -> Option<u16> {
     let table = name.strip_prefix(PREFIX)?.parse().ok()?;
     (region_name(table) == name).then_some(table)
 }
 
 /// Whether the store's folder has regions, or links to them.
-pub fn has_regions(medium: &dyn Medium) -> Result<bool> {
+pub(crate) fn has_regions(medium: &dyn Medium) -> Result<bool> {
     let Some(folders) = medium.regions() else { return Ok(false) };
     Ok(!regions_in(&folders.own)?.is_empty())
 }
@@ -49,7 +49,7 @@ fn regions_in(folder: &Path) -> Result<Vec<u16>> {
 }
 
 /// Removes the regions of all tables but these: those that were left by tables which no commit has.
-pub fn remove_other_regions(medium: &dyn Medium, tables: &[u16]) -> Result<()> {
+pub(crate) fn remove_other_regions(medium: &dyn Medium, tables: &[u16]) -> Result<()> {
     let Some(folders) = medium.regions() else { return Ok(()) };
     for table in regions_in(&folders.own)?.iter().filter(|table| !tables.contains(table)) {
         remove(&folders.own.join(region_name(*table)))?;
@@ -203,12 +203,12 @@ impl Place<'_> {
         fs::symlink_metadata(self.own()).is_ok_and(|about| about.is_symlink())
     }
 
-    /// Where a link leads to a region that is not there.
+    /// The target of a link to a region that is missing.
     pub(super) fn lost_apart(&self) -> Option<PathBuf> {
         fs::read_link(self.own()).ok().filter(|target| !target.exists())
     }
 
-    /// Where the region is, if it is in its place or in the folder apart.
+    /// The place of the region, if it is in its place or in the folder apart.
     ///
     /// *Errors*: `Io` where that cannot be told: a region that cannot be looked at is not lost.
     pub(super) fn found(&self) -> Result<Option<PathBuf>> {

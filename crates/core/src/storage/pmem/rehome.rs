@@ -21,7 +21,7 @@ const REST_MIN: Duration = Duration::from_millis(5);
 /// How long it sleeps where nothing is to be done, if nobody wakes it.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// What the thread of a region is told.
+/// The messages to the thread of a region.
 #[derive(Default)]
 pub(super) struct Rehoming {
     /// True while there may be something to move.

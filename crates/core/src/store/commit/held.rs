@@ -34,10 +34,13 @@ impl Inner {
             if self.held_bytes(engine, *sequence, oldest_kept)? <= most {
                 return Ok(*sequence);
             }
+            let mut taken = 0;
             for gone in held.iter().filter(|held| held.sequence == *sequence) {
                 holds::take_away(&*self.medium, gone)?;
                 self.metrics.holds_taken.fetch_add(1, Ordering::Relaxed);
+                taken += 1;
             }
+            self.log_holds_taken(*sequence, taken, most);
         }
         Ok(oldest_kept)
     }

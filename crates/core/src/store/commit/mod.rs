@@ -183,6 +183,11 @@ impl Inner {
     }
 
     fn capture_with(&self, step: u64, meta: &str, state: Named<'_>) -> Result<Work> {
+        let captured = self.capture_now(step, meta, state);
+        captured.inspect_err(|error| self.log_refused("a commit", error))
+    }
+
+    fn capture_now(&self, step: u64, meta: &str, state: Named<'_>) -> Result<Work> {
         drop(self.writable_engine()?);
         if meta.len() > META_BYTES_MAX {
             bail!(
@@ -340,7 +345,14 @@ impl Inner {
     }
 
     /// Does what is left of a captured commit. The caller holds no lock of the store.
-    pub(super) fn complete(&self, mut work: Work) -> Result<CommitInfo> {
+    pub(super) fn complete(&self, work: Work) -> Result<CommitInfo> {
+        let begun = Instant::now();
+        let made = self.complete_now(work).inspect_err(|error| self.log_commit_failed(error))?;
+        self.log_committed(&made, begun.elapsed());
+        Ok(made)
+    }
+
+    fn complete_now(&self, mut work: Work) -> Result<CommitInfo> {
         let mut over = CommitOver { inner: self, made: false };
         loop {
             // Verbs may wait for this commit while somebody else waits to be alone.

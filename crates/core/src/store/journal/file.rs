@@ -548,6 +548,12 @@ impl JournalReader {
         self.checksum
     }
 
+    /// Whether a record begins behind the end of what checks; reserved bytes are none.
+    pub(crate) fn is_torn(&mut self) -> Result<bool> {
+        let head = self.bytes(self.position, RECORD_HEADER_BYTES)?;
+        Ok(head.is_some_and(|head| head.iter().any(|byte| *byte != 0)))
+    }
+
     /// The place of a commit record behind the end of what checks, if there is one.
     pub(crate) fn find_commit_behind(&mut self) -> Result<Option<u64>> {
         let mut at = self.position;

@@ -3,6 +3,7 @@
 //! All files are read, several at once, and nothing is kept of deltas and pieces. A commit record
 //! is written only after all before it is durable, so one behind what cannot be read proves damage.
 
+use super::super::events::Found;
 use super::super::files::head::{Head, Tells};
 use super::super::journal::{CommitRecord, JournalReader, RecordKind, name_of, numbers, read_json};
 use crate::error::{Error, ErrorKind, Result};
@@ -20,6 +21,8 @@ pub(super) struct Survey {
     /// (journal file, commit at which its cycle was complete).
     pub(super) cycles: Vec<(u64, u64)>,
     pub(super) bytes: u64,
+    /// The last of the files, where what checks in it ends, and whether a record is begun there.
+    tail: (u64, u64, bool),
     /// Set when commits follow damage; those are not among `commits`.
     pub(super) damage: Option<Error>,
     /// Set when commits before the first of `commits` were found, but not those in between.
@@ -43,6 +46,13 @@ impl Survey {
     pub(super) fn sequence_max(&self) -> u64 {
         let classes = self.commits.iter().flat_map(|commit| &commit.classes);
         classes.map(|class| class.sequence).max().unwrap_or(0)
+    }
+
+    /// What there is, for the log.
+    pub(super) fn found(&self) -> Found {
+        let (last, end, is_torn) = self.tail;
+        let (files, bytes) = (self.files.len(), self.bytes);
+        Found { files, bytes, last, end, is_torn, ..Found::default() }
     }
 
     /// The newest file whose cycle was complete at a commit.
@@ -115,6 +125,7 @@ impl Survey {
         if scan.sound {
             self.files.push(number);
             self.bytes += blocks_of(scan.position);
+            self.tail = (number, scan.position, scan.is_torn);
         }
         Ok(())
     }
@@ -157,6 +168,8 @@ struct Scan {
     marks: Vec<Mark>,
     /// End of what checks.
     position: u64,
+    /// Whether a record begins there nevertheless.
+    is_torn: bool,
     /// Whether the header checks. One that does not is no damage by itself.
     sound: bool,
     /// A commit behind what checks.
@@ -187,6 +200,7 @@ fn scan(medium: &dyn Medium, seed: u64, number: u64) -> Result<Scan> {
         }
     }
     let position = reader.position();
+    let is_torn = sound && reader.is_torn()?;
     let name = name_of(number);
     let damage = reader.find_commit_behind()?.map(|at| {
         let what = match sound {
@@ -195,7 +209,7 @@ fn scan(medium: &dyn Medium, seed: u64, number: u64) -> Result<Scan> {
         };
         Error::new(ErrorKind::Corrupt, what)
     });
-    Ok(Scan { marks, position, sound, damage })
+    Ok(Scan { marks, position, is_torn, sound, damage })
 }
 
 /// Scans all files, several at once where there are cores for it. (The simulated device repeats

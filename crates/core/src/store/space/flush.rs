@@ -66,13 +66,16 @@ impl Inner {
         if bytes == 0 {
             return Ok(());
         }
+        let mut units = 0;
         loop {
             let (unwritten, spare) = (class.unwritten_rows(log), self.room_for_upkeep(log));
             if !log.lacks(bytes, unwritten, spare)
                 || !self.clean_unit(engine, class, log, SpaceBound::Beside)?
             {
+                self.log_cleaned(engine, class, units, bytes);
                 return Ok(());
             }
+            units += 1;
         }
     }
 

@@ -14,6 +14,11 @@ impl Inner {
     /// keys fit the budget. `Full` and `Budget` come before anything changed. Each reserve is
     /// followed by `end_reservation` with the same keys.
     pub(in crate::store) fn reserve(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
+        let reserved = self.reserve_all(engine, keys);
+        reserved.inspect_err(|error| self.log_refused("a change of rows", error))
+    }
+
+    fn reserve_all(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
         self.prepare_writing()?;
         self.settle_room(engine)?;
         self.make_top_room(engine, keys)?;
@@ -46,7 +51,8 @@ impl Inner {
         drop(log);
         let asker = Asker::Changes(class.record.id);
         let fits = self.reserve_to_change(&mut self.history.lock(), asker, bytes);
-        fits.map_err(|error| self.advise(engine, error))
+        let fits = fits.map_err(|error| self.advise(engine, error));
+        fits.inspect_err(|error| self.log_refused("a delete", error))
     }
 
     /// Makes sure that the journal has room for the records of a new table and its class, beside
@@ -54,7 +60,8 @@ impl Inner {
     pub(in crate::store) fn reserve_table(&self, engine: &Engine) -> Result<()> {
         let bytes = engine.journal_bytes() + JOURNAL_BYTES_PER_TABLE;
         let fits = self.reserve_to_change(&mut self.history.lock(), Asker::Table, bytes);
-        fits.map_err(|error| self.advise(engine, error))
+        let fits = fits.map_err(|error| self.advise(engine, error));
+        fits.inspect_err(|error| self.log_refused("a table", error))
     }
 
     fn reserve_class(&self, engine: &Engine, class: &Class) -> Result<()> {

@@ -159,7 +159,7 @@ impl Inner {
                 if !log.may_begin_unit() || !self.admits(Work::Step, log) {
                     return Ok(Progress::Waits);
                 }
-                let Some(unit) = self.begin_unit(log)? else {
+                let Some(unit) = self.begin_unit(engine, class, log)? else {
                     return Ok(Progress::Waits);
                 };
                 *under_way = UnitUnderWay::Running(unit);
@@ -196,7 +196,7 @@ impl Inner {
                 log.pay_step();
                 self.step(&mut under_way).map(|()| Progress::GoesOn)
             }
-            UnitUnderWay::None => self.begin_unit(log).map(|unit| match unit {
+            UnitUnderWay::None => self.begin_unit(engine, class, log).map(|unit| match unit {
                 Some(unit) => {
                     *under_way = UnitUnderWay::Running(unit);
                     Progress::GoesOn
@@ -258,11 +258,21 @@ impl Inner {
     }
 
     /// Begins a unit. What it may take of the disk is charged.
-    fn begin_unit(&self, log: &mut dyn Storage) -> Result<Option<Box<dyn Unit>>> {
+    fn begin_unit(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &mut dyn Storage,
+    ) -> Result<Option<Box<dyn Unit>>> {
         // Kept until it is charged: nobody else takes what it was told that it may.
         let history = self.history.lock();
         let grow_bytes = self.grow_bytes_beside(&history);
-        self.charge_difference(log, |log| log.begin_unit(grow_bytes))
+        let begun = self.charge_difference(log, |log| log.begin_unit(grow_bytes))?;
+        drop(history);
+        if begun.is_some() {
+            self.log_merge_begun(engine, class);
+        }
+        Ok(begun)
     }
 
     /// Takes the outcome of a unit over, or one more part of it.
@@ -279,7 +289,10 @@ impl Inner {
         let residents = CacheOfClass { engine, class };
         *under_way = match under_way.take() {
             Some(unit) => {
+                let (merged, damage) = (log.stats().merged, log.damage().len());
                 let report = self.charge_difference(log, |log| log.install(unit, &residents))?;
+                self.log_merged((engine, class), &merged, &log.stats().merged);
+                self.log_damage(log, damage);
                 self.metrics.cleaned_pages.fetch_add(report.pages, Ordering::Relaxed);
                 self.metrics.moved_rows.fetch_add(report.rows_moved, Ordering::Relaxed);
                 UnitUnderWay::Installing
@@ -341,7 +354,13 @@ impl Inner {
         unit: Box<dyn Unit>,
         because: Option<Error>,
     ) -> Result<()> {
-        self.charge_difference(log, |log| log.abandon_unit(unit, because))
+        let damage = log.damage().len();
+        if let Some(error) = &because {
+            self.log_merge_failed(error);
+        }
+        let abandoned = self.charge_difference(log, |log| log.abandon_unit(unit, because));
+        self.log_damage(log, damage);
+        abandoned
     }
 
     /// Ends all units, of a store that nobody uses any more; waits for a step that runs. A file

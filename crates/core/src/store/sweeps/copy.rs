@@ -12,11 +12,12 @@ use crate::error::{Error, Result, bail};
 use crate::io::{DirectoryMedium, IoChoice, Medium, OpenMode};
 use crate::storage;
 use crate::store::commit::SPARE;
+use crate::store::events::Sweep;
 use crate::store::files::class_file::{has_rows, lies_apart};
 use crate::store::files::lock::WriterLock;
 use crate::store::files::place::check_place;
+use crate::store::files::place::{UNFINISHED, absolute, is_there};
 use crate::store::files::{head, pairing, pins, state, superblock};
-use crate::store::open::{absolute, is_there};
 use crate::store::tables::MEASURE;
 use crate::store::{Store, cold, journal};
 use serde::Serialize;
@@ -25,9 +26,6 @@ use std::sync::Arc;
 
 /// Rows moved at once.
 const ROWS: usize = 16_384;
-
-/// Lies in the directory of a copy until it is whole.
-pub(in crate::store) const UNFINISHED: &str = "unfinished-copy";
 
 /// What a copy did.
 #[derive(Clone, Debug, Serialize)]
@@ -123,6 +121,7 @@ pub fn copy_with(
     to: &CopyOptions,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<CopyReport> {
+    let sweep = Sweep::begin("copy", path.as_ref(), Some(destination.as_ref()));
     let source = open_commit(path.as_ref(), to.step, to.pin.clone(), to.memory, None)?;
     let tables = source.tables();
     tables.iter().try_for_each(|info| check_ids(&to.spec(info)))?;
@@ -153,6 +152,7 @@ pub fn copy_with(
         target.inner.set_updates(id, info.updates)?;
     }
     let (commit, disk_bytes) = end_copy(&source, &target)?;
+    sweep.done(copied, disk_bytes);
     Ok(CopyReport { commit, rows: copied, disk_bytes })
 }
 

@@ -11,6 +11,7 @@ use crate::buckets::Buckets;
 use crate::config::{CommitInfo, Memory, StorageKind, StoreOptions, TableInfo, TableSpec};
 use crate::error::{Result, bail};
 use crate::store::Store;
+use crate::store::events::Sweep;
 use crate::store::tables::compare;
 use std::path::{Path, PathBuf};
 
@@ -63,6 +64,7 @@ pub fn gather(
     let Some(first) = parts.first() else {
         bail!(Misuse, "there are no stores to gather rows from, expected at least one");
     };
+    let sweep = Sweep::begin("gathering of ranks", &first.path, Some(destination.as_ref()));
     let all_buckets = disjoint(parts)?;
     let seen = parts.iter().map(|part| see(part, to)).collect::<Result<Vec<_>>>()?;
     for (part, other) in parts.iter().zip(&seen).skip(1) {
@@ -110,6 +112,7 @@ pub fn gather(
         target.inner.set_updates(*id, info.updates)?;
     }
     let (commit, disk_bytes) = finish(&target, to.step, to.meta, to.state)?;
+    sweep.done(copied, disk_bytes);
     Ok(CopyReport { commit, rows: copied, disk_bytes })
 }
 

@@ -7,9 +7,10 @@ use crate::error::{Result, bail};
 use crate::io::{DirectoryMedium, Medium};
 use crate::row::RowLayout;
 use crate::storage::{self, Resize};
+use crate::store::events::Sweep;
 use crate::store::files::lock::WriterLock;
+use crate::store::files::place::{absolute, is_there};
 use crate::store::files::superblock::{self, Superblock};
-use crate::store::open::{absolute, is_there};
 use crate::store::recovery::{Target, recover};
 use serde::Serialize;
 use std::path::Path;
@@ -51,6 +52,7 @@ pub fn resize(
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<ResizeReport> {
     let path = absolute(path.as_ref())?;
+    let sweep = Sweep::begin(&format!("resize of table {table}"), &path, None);
     refuse_unfinished(&path)?;
     if !is_there(&path.join(superblock::NAME))? {
         bail!(NotFound, "there is no store at {}", path.display());
@@ -86,5 +88,6 @@ pub fn resize(
     let (id, row_bytes, make_empty) = (record.id, layout.row_bytes(), to.make_empty);
     let asked = Resize { seed, table: id, name: table, row_bytes, capacity, make_empty };
     let (rows, bytes) = storage::resize(&medium as &dyn Medium, &asked, progress)?;
+    sweep.done(rows, bytes);
     Ok(ResizeReport { rows, capacity, bytes })
 }

@@ -23,6 +23,7 @@ mod harm;
 mod hidden;
 mod holds;
 mod hot;
+mod logged;
 mod meddled;
 mod memory;
 mod merge_room;

@@ -39,10 +39,12 @@ mod starving;
 mod tasks;
 mod uses;
 
+use super::events::log_read_ahead_failed;
 use super::{Engine, Guarded, Inner};
 use crate::config::TableId;
 use crate::error::{Result, bail};
 use crate::idle::give_way;
+use crate::logs::Limit;
 use counters::Counters;
 pub use counters::WindowStats;
 use group::Group;
@@ -53,6 +55,7 @@ pub(super) const RANGES: u64 = ranges::FIRST;
 use ranges::Ranges;
 use starving::Rest;
 use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -161,6 +164,10 @@ struct Shared {
     /// Whether [`Store::lookahead`] was used and gets have to look what they are.
     awaits: AtomicBool,
     counters: Counters,
+    /// The store's, for the log, and limits of what there may be to log often.
+    path: PathBuf,
+    failures: Limit,
+    rests: Limit,
 }
 
 /// The window of a store.
@@ -170,7 +177,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(path: &Path) -> Self {
         let state = State { idle: true, ..State::default() };
         let shared = Shared {
             state: Mutex::new(state),
@@ -181,6 +188,9 @@ impl Window {
             progress: Condvar::new(),
             awaits: AtomicBool::new(false),
             counters: Counters::default(),
+            path: path.to_path_buf(),
+            failures: Limit::default(),
+            rests: Limit::default(),
         };
         Self { shared: Arc::new(shared), threads: Mutex::default() }
     }
@@ -301,6 +311,9 @@ impl Shared {
     /// A group was not read to its end; verbs read what it lacks and report their errors.
     fn failed(&self, error: String) {
         self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        if let Some(left_out) = self.failures.pass() {
+            log_read_ahead_failed(&self.path, &error, left_out);
+        }
         self.state.lock().error = Some(error);
     }
 }
@@ -437,7 +450,7 @@ mod tests {
     // A store whose batches were all begun left its merges to a thread that hardly gets a core.
     #[test]
     fn upkeep_is_left_to_the_reader_while_batches_are_to_come() {
-        let window = Window::new();
+        let window = Window::new(Path::new("store"));
         let takes = |change: fn(&mut State)| {
             change(&mut window.shared.state.lock());
             window.takes_upkeep()

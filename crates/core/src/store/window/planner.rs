@@ -184,7 +184,9 @@ impl Plan {
             _ => {}
         }
         self.alone = matches!(task, Task::Hold(_)) && self.noted == self.finished;
+        let was_off = self.off;
         self.prepare(shared, inner, &engine)?;
+        inner.log_window(was_off, self.off);
         match task {
             Task::Release | Task::LetGo(_) => {}
             Task::Hold(number) => self.hold(shared, &engine, number, !self.off),

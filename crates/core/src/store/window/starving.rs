@@ -6,6 +6,7 @@
 
 use super::{Shared, State};
 use crate::idle::{Turns, thread_number};
+use crate::store::events::log_starved;
 use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -95,6 +96,9 @@ impl Watch {
         if starved {
             shared.counters.starved.fetch_add(1, Ordering::Relaxed);
             state.rest.begin();
+            if let Some(left_out) = shared.rests.pass() {
+                MutexGuard::unlocked(state, || log_starved(&shared.path, left_out));
+            }
         }
         self.before = Some(now);
         starved

@@ -32,11 +32,11 @@ impl Random {
 /// Bytes of a row, by class.
 const ROW_BYTES: [usize; 2] = [16, 32];
 
-/// What a row class of the writer knows.
+/// The writer's knowledge of a row class.
 #[derive(Default)]
 struct Class {
     deltas: DeltaWriter,
-    /// Where the log goes on.
+    /// The slot at which the log continues.
     slot: u32,
     /// Epoch in which a slot was last written.
     written: BTreeMap<u32, u64>,
@@ -51,7 +51,7 @@ struct Table {
     piece: Option<u32>,
 }
 
-/// What a journal file says.
+/// A record of a journal file.
 enum Record {
     /// Of a class.
     Changes(usize, Vec<u8>),

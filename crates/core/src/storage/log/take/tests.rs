@@ -44,7 +44,7 @@ fn facts_of(table: u16, partitions: Option<u32>) -> TableFacts<'static> {
     }
 }
 
-/// Where a key of a table stands in the order of the layer below.
+/// The position of a table's key in the order of the layer below.
 fn position(table: u16, key: u64) -> u64 {
     if table == DENSE { key } else { mix(key, table_salt("growing")).reverse_bits() }
 }

@@ -12,7 +12,7 @@ use super::page_writer::Ending;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::hash::mix;
 use crate::io::{File, Medium, OpenMode, blocks_of};
-use crate::storage::PageLayout;
+use crate::storage::{ClassFacts, PageLayout};
 use std::sync::Arc;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -29,9 +29,9 @@ const CHECKSUM_AT: usize = 128;
 const SECTION_BYTES: usize = 32;
 const WAY_OUT: &str = "restore from a copy, or open an earlier commit with step=";
 
-/// What all partition files of a row class have in common.
+/// The common shape of all partition files of a row class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub(crate) struct Shape {
     /// The row class.
     pub class: u16,
     /// Bytes of a page.
@@ -45,17 +45,23 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// That of a row class.
+    pub(crate) fn of(facts: &ClassFacts) -> Self {
+        let ClassFacts { class, row_bytes, page_bytes, seed, merging, .. } = *facts;
+        Self { class, page_bytes, row_bytes, seed, filters: merging.filters }
+    }
+
     /// The layout of the pages of the file with this number. Each has a seed of its own, so a page
     /// of one never passes for that of another.
-    pub fn layout(&self, number: u32) -> Result<PageLayout> {
+    pub(crate) fn layout(&self, number: u32) -> Result<PageLayout> {
         let seed = mix(u64::from(number), self.seed);
         PageLayout::new(self.page_bytes, self.row_bytes, self.class, seed)
     }
 }
 
-/// What a version says of a partition, and its file has to confirm.
+/// A version's facts about a partition, which its file has to confirm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub(crate) struct Facts {
     /// Number of its file, never used twice for one that was committed.
     pub number: u32,
     /// The merge that wrote it, which is the sequence of its pages.
@@ -74,7 +80,7 @@ pub struct Facts {
 
 impl Facts {
     /// Bytes that its file takes of the disk.
-    pub fn disk_bytes(&self) -> u64 {
+    pub(crate) fn disk_bytes(&self) -> u64 {
         blocks_of(self.bytes)
     }
 }
@@ -82,7 +88,7 @@ impl Facts {
 /// The rows of one table and rank in a partition. They lie one behind the other, and the first of
 /// them may share a page with the section before.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Section {
+pub(crate) struct Section {
     /// Table of the rows.
     pub table: u16,
     /// Their rank.
@@ -93,7 +99,7 @@ pub struct Section {
     pub first_row: u64,
     /// How many there are.
     pub rows: u64,
-    /// Where its pages begin.
+    /// The begins of its pages.
     pub fences: Fences,
     /// Which positions have no row.
     pub filter: Option<Filter>,
@@ -108,13 +114,13 @@ impl Section {
 }
 
 /// The file name of a partition.
-pub fn file_name(class: u16, number: u32) -> String {
+pub(crate) fn file_name(class: u16, number: u32) -> String {
     format!("{PREFIX}{class}-{number}")
 }
 
 /// A file that is named as a partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamedFile {
+pub(crate) struct NamedFile {
     /// The number in its name.
     pub number: u32,
     /// Its name.
@@ -122,7 +128,7 @@ pub struct NamedFile {
 }
 
 /// The files on `medium` that are named as partitions of `class`.
-pub fn files_of(medium: &dyn Medium, class: u16) -> Result<Vec<NamedFile>> {
+pub(crate) fn files_of(medium: &dyn Medium, class: u16) -> Result<Vec<NamedFile>> {
     let prefix = format!("{PREFIX}{class}-");
     let numbered = |name: String| {
         let number = name.strip_prefix(&prefix)?.parse().ok()?;
@@ -227,7 +233,7 @@ fn place(bytes: &[u8], at: usize) -> Option<Place> {
     bytes[at..].first_chunk().and_then(Place::decode)
 }
 
-/// What is known of the rows of a partition.
+/// The known facts about the rows of a partition.
 #[derive(Debug)]
 pub(super) enum Body {
     /// They are in the order of their places.
@@ -243,13 +249,13 @@ pub(super) struct Opened {
     pub(super) body: Body,
 }
 
-/// Where a footer lies, and what the header says of it.
+/// The place of a footer, and its description in the header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FooterAt {
     pub(super) at: u64,
     /// Without the padding.
     pub(super) bytes: u64,
-    /// Where the padding ends.
+    /// The end of the padding.
     pub(super) end: u64,
     pub(super) sections: u64,
     pub(super) sum: u64,
@@ -291,7 +297,7 @@ pub(super) fn open(
     }
     if padding.iter().any(|byte| *byte != 0) {
         let (from, until) = (HEADER_BYTES as u64, shape.page_bytes as u64);
-        return Err(damaged(&name, from, until, "bytes behind the header are not zero"));
+        return Err(damaged(&name, from, until, "bytes after the header are not zero"));
     }
     let footer_at = (u64::from(facts.pages) + 1) * shape.page_bytes as u64;
     if bytes.checked_sub(footer_at).is_none_or(|padded| padded < word(&header, 80)) {
@@ -357,7 +363,7 @@ fn check_header(
         let found = word(header, at);
         if found != expected {
             return refuse(&format!(
-                "the {what} is {found:#x}, expected {expected:#x}: another file lies in its place"
+                "the {what} is {found:#x}, expected {expected:#x}: another file is in its place"
             ));
         }
     }

@@ -15,7 +15,7 @@ const BLOCK_WORDS: usize = BLOCK_BITS / 64;
 const HEAD_BYTES: usize = 32;
 const CHECKSUM_BYTES: usize = 8;
 
-/// Where a bound lies among the numbers.
+/// The place of a bound among the numbers.
 pub(super) struct Rank {
     /// How many are at most the bound.
     pub(super) at_most: u32,
@@ -116,7 +116,7 @@ impl Increasing {
         }
     }
 
-    /// Where in `high` the zero with number `n` lies.
+    /// The place in `high` of the zero with number `n`.
     fn select_zero(&self, n: u64) -> usize {
         let zeros_before = |block: usize| (block * BLOCK_BITS) as u64 - u64::from(self.ones[block]);
         let (mut from, mut to) = (0, self.ones.len());
@@ -198,7 +198,7 @@ pub(super) struct Cut {
     pub(super) last: u64,
     /// Bits cut off.
     pub(super) shift: u32,
-    /// What is left.
+    /// The remaining numbers.
     pub(super) numbers: Increasing,
 }
 

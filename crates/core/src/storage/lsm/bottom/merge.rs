@@ -19,9 +19,9 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// What is newer than the partitions.
+/// A change that is newer than the partitions.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Newer<'a> {
+pub(crate) enum Newer<'a> {
     /// A row: its values and state.
     Row(&'a [f32]),
     /// The key was deleted.
@@ -30,21 +30,21 @@ pub enum Newer<'a> {
 
 /// A key of which something newer is known.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Change<'a> {
+pub(crate) struct Change<'a> {
     /// Table of the row.
     pub table: u16,
     /// Its rank.
     pub rank: u8,
     /// Its key.
     pub key: u64,
-    /// What became of it.
+    /// The change.
     pub newer: Newer<'a>,
-    /// What its owner knows it by.
+    /// The tag by which its owner knows it.
     pub tag: u32,
 }
 
 /// Newer rows and deletions in the order of their places, each place once.
-pub trait Changes {
+pub(crate) trait Changes {
     /// The next one; `None` behind the last.
     fn next(&mut self) -> Result<Option<Change<'_>>>;
 }
@@ -52,8 +52,8 @@ pub trait Changes {
 /// Rows that are appended leave no empty partition behind them if they fill fewer pages.
 const PAGES_APPENDED_MIN: u64 = 16;
 
-/// What a merge is to do.
-pub struct MergePlan {
+/// The work of a merge.
+pub(crate) struct MergePlan {
     /// The shape of all files.
     pub shape: Shape,
     /// The orders of the tables.
@@ -81,14 +81,14 @@ impl MergePlan {
     }
 
     /// How many new files there are at most.
-    pub fn files(&self) -> Result<u64> {
+    pub(crate) fn files(&self) -> Result<u64> {
         let layout = self.shape.layout(self.first_number)?;
         Ok(files_of_merge(self.rows(), &layout, self.target_bytes))
     }
 
     /// `Full` where its files, all of them if there are as many as there can be, would leave more
     /// partitions than a version may have, or need more numbers than there are.
-    pub fn check_room(&self, version: &Version) -> Result<()> {
+    pub(crate) fn check_room(&self, version: &Version) -> Result<()> {
         self.numbers()?;
         version.check_room(self.inputs.len(), self.files()? as usize + 1)
     }
@@ -100,7 +100,7 @@ impl MergePlan {
 
     /// The numbers that its files have, all of them if there are as many as there can be. `Full`
     /// when there are not so many numbers.
-    pub fn numbers(&self) -> Result<RangeInclusive<u32>> {
+    pub(crate) fn numbers(&self) -> Result<RangeInclusive<u32>> {
         // One more may be left empty.
         let (first, files) = (self.first_number, self.files()? + 1);
         match u32::try_from(u64::from(first).saturating_add(files - 1)) {
@@ -122,7 +122,7 @@ fn files_of_merge(rows: u64, layout: &PageLayout, target_bytes: u64) -> u64 {
 
 /// Bytes of the disk that a merge takes at most, which writes so many rows of so many tables to
 /// files with `target_bytes` of pages each.
-pub fn merge_bytes_most(
+pub(crate) fn merge_bytes_most(
     rows: u64,
     tables: u64,
     layout: &PageLayout,
@@ -140,18 +140,18 @@ pub fn merge_bytes_most(
 
 /// A change that a merge has taken in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Taken {
+pub(crate) struct Taken {
     /// Table of the row.
     pub table: u16,
     /// Its key.
     pub key: u64,
-    /// What its owner knows it by.
+    /// The tag by which its owner knows it.
     pub tag: u32,
 }
 
-/// What became of the rows of a table.
+/// The outcome for the rows of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub(crate) struct Counts {
     /// Old rows that were copied.
     pub kept: u64,
     /// Old rows in whose place a newer one was written.
@@ -174,22 +174,22 @@ impl Counts {
     }
 }
 
-/// What a merge has done.
+/// The result of a merge.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Merged {
+pub(crate) struct Merged {
     /// The new partitions, in order. They are durable, and cover the range of the merge.
     pub added: Vec<Facts>,
     /// The numbers of the partitions that they replace.
     pub removed: Vec<u32>,
     /// The changes that it took in, rows and deletions, in order.
     pub taken: Vec<Taken>,
-    /// What became of the rows of each table that had any, or a change.
+    /// The outcome for each table that had rows, or a change.
     pub counts: BTreeMap<u16, Counts>,
 }
 
 impl Merged {
-    /// What became of the rows of all tables.
-    pub fn total(&self) -> Counts {
+    /// The outcome for the rows of all tables.
+    pub(crate) fn total(&self) -> Counts {
         let mut total = Counts::default();
         self.counts.values().for_each(|counts| total.add(*counts));
         total
@@ -220,7 +220,7 @@ struct Waiting {
 }
 
 /// A merge under way.
-pub struct Merge<C> {
+pub(crate) struct Merge<C> {
     medium: Arc<dyn Medium>,
     plan: MergePlan,
     old: OldRows,
@@ -231,13 +231,13 @@ pub struct Merge<C> {
     writer: Option<PartitionWriter>,
     /// The queue of the writer, between two files.
     queue: Option<Box<dyn Queue>>,
-    /// Where the room of new files comes from, if not from the device.
+    /// The source of space for new files, if not the device.
     room: Option<Arc<dyn Room>>,
     rows_per_file: u64,
     /// So many rows that are appended leave an empty partition behind them.
     appended_min: u64,
     appended: Option<Appended>,
-    /// Where the next file begins.
+    /// The begin of the next file.
     next_first: Place,
     last_order: LastOrder,
     counting: Counting,
@@ -246,13 +246,13 @@ pub struct Merge<C> {
     begun: bool,
     done: bool,
     failed: bool,
-    /// What could not be read, where it failed for that.
+    /// The unreadable place, if it failed for that.
     unread: Option<Unread>,
 }
 
-/// What a merge could not read.
+/// A place that a merge could not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unread {
+pub(crate) enum Unread {
     /// Old rows, of the partition with this number.
     Partition(u32),
     /// Changes.
@@ -270,7 +270,7 @@ fn of_reading<T>(unread: &mut Option<Unread>, at: Unread, read: Result<T>) -> Re
 impl<C: Changes> Merge<C> {
     /// Begins a merge, of which nothing is read yet. `reader` reads old pages, and `queue` writes
     /// new ones, in its longest buffers.
-    pub fn new(
+    pub(crate) fn new(
         medium: Arc<dyn Medium>,
         plan: MergePlan,
         changes: C,
@@ -318,17 +318,18 @@ impl<C: Changes> Merge<C> {
     }
 
     /// All that it takes of the disk is drawn from `room`.
-    pub fn draw_from(&mut self, room: Arc<dyn Room>) {
+    pub(crate) fn draw_from(&mut self, room: Arc<dyn Room>) {
         self.room = Some(room);
     }
 
-    /// What it takes in.
-    pub fn changes(&mut self) -> &mut C {
+    /// The source of its changes.
+    pub(crate) fn changes(&mut self) -> &mut C {
         &mut self.changes
     }
 
     /// Bytes of memory that it takes, without the queue of the reader.
-    pub fn memory_bytes(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn memory_bytes(&self) -> usize {
         let queue = self.queue.as_ref().map_or(0, |queue| queue.memory_bytes());
         let writer = self.writer.as_ref().map_or(0, PartitionWriter::memory_bytes);
         let taken = self.merged.taken.capacity() * size_of::<Taken>();
@@ -338,9 +339,9 @@ impl<C: Changes> Merge<C> {
 
     /// Merges a portion; false when all is written and durable. After an error the merge can only
     /// be abandoned, all else is `Poisoned`.
-    pub fn step(&mut self) -> Result<bool> {
+    pub(crate) fn step(&mut self) -> Result<bool> {
         if self.failed {
-            bail!(Poisoned, "merge {} goes on after an error; abandon it", self.plan.merge);
+            bail!(Poisoned, "merge {} continues after an error; abandon it", self.plan.merge);
         }
         if self.done {
             return Ok(false);
@@ -350,8 +351,8 @@ impl<C: Changes> Merge<C> {
         merged
     }
 
-    /// What could not be read, where `step` failed for that.
-    pub fn unread(&self) -> Option<Unread> {
+    /// The unreadable place, if `step` failed for that.
+    pub(crate) fn unread(&self) -> Option<Unread> {
         self.unread
     }
 
@@ -532,17 +533,17 @@ impl<C: Changes> Merge<C> {
         Ok(())
     }
 
-    /// What was done, once `step` has said that all is written.
+    /// The result, once `step` has reported that all is written.
     ///
     /// # Panics
     /// Before that.
-    pub fn finish(self) -> Merged {
+    pub(crate) fn finish(self) -> Merged {
         assert!(self.done, "a merge is finished before all is written");
         self.merged
     }
 
     /// Gives the merge up and removes the files that it has written.
-    pub fn abandon(self) -> Result<()> {
+    pub(crate) fn abandon(self) -> Result<()> {
         let medium = &*self.medium;
         let mut result = self.writer.map_or(Ok(()), |writer| writer.abandon(medium));
         for facts in &self.merged.added {

@@ -18,7 +18,7 @@ const BUFFERS_AHEAD: u64 = 8;
 const FOOTER_PIECE_BYTES: usize = 1 << 20;
 
 /// Room on disk that was taken before, for the files of a merge.
-pub trait Room: Send + Sync {
+pub(crate) trait Room: Send + Sync {
     /// Gives `bytes` of it back to the device, for a file that is about to take them. `Full` where
     /// there are not so many.
     fn draw(&self, bytes: u64) -> Result<()>;
@@ -28,8 +28,8 @@ pub trait Room: Send + Sync {
 }
 
 /// A partition file that was written.
-pub struct Finished {
-    /// What it is.
+pub(crate) struct Finished {
+    /// Its facts.
     pub facts: Facts,
     /// The queue that its writer had.
     pub queue: Box<dyn Queue>,
@@ -46,7 +46,7 @@ struct Chunk {
     rows: usize,
 }
 
-/// What the header says of a file beside its pages.
+/// The header's description of a file, apart from its pages.
 pub(super) struct Ending {
     pub(super) version: u8,
     pub(super) range: PlaceRange,
@@ -136,6 +136,7 @@ impl PageWriter {
     }
 
     /// Memory beside the value itself.
+    #[cfg(test)]
     pub(super) fn heap_bytes(&self) -> usize {
         self.queue.memory_bytes()
     }
@@ -143,7 +144,7 @@ impl PageWriter {
     /// `Poisoned` after an error.
     pub(super) fn check_sound(&self) -> Result<()> {
         if self.failed {
-            bail!(Poisoned, "{} goes on after an error; abandon it", self.file.name());
+            bail!(Poisoned, "{} continues after an error; abandon it", self.file.name());
         }
         Ok(())
     }

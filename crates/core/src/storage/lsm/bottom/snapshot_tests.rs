@@ -33,7 +33,7 @@ struct Fixture {
     next_ticket: u64,
 }
 
-/// What look-ups cost.
+/// The cost of look-ups.
 #[derive(Debug, Default)]
 struct Cost {
     keys: usize,
@@ -163,7 +163,7 @@ impl Fixture {
     }
 }
 
-/// What a reader has kept since its ticket.
+/// The files that a reader has kept since its ticket.
 struct Held {
     ticket: u64,
     snapshot: Arc<Snapshot>,

@@ -1,4 +1,4 @@
-//! What the tests of partitions share: small files on a simulated device, and rows to put there.
+//! Shared parts of the tests of partitions: small files on a simulated device, and rows for them.
 
 use super::file::{Facts, Shape, file_name};
 use super::merge::{Change, Changes, Newer};
@@ -111,7 +111,7 @@ pub(super) fn open(medium: &SimMedium, shape: &Shape, facts: &Facts) -> Result<A
     Partition::open(medium, shape, &orders(), facts).map(Arc::new)
 }
 
-/// What a reader finds of a key, and how many pages it has read.
+/// A reader's finding about a key, and the number of pages it has read.
 pub(super) struct Lookup {
     pub(super) words: Option<Vec<f32>>,
     pub(super) pages: usize,

@@ -10,7 +10,6 @@ mod sorter;
 use super::IN_BOTTOM;
 use super::Lsm;
 use super::bottom::{Facts, FrozenWriter, Merged, Orders, PlaceRange, Shape, Taken};
-use super::create::shape;
 use super::newest::TOMBSTONE;
 use super::unit::{GivenOut, MergeDone, UnreadPages};
 use crate::error::{ErrorKind, Result, bail};
@@ -28,7 +27,7 @@ const WRITE_BYTES: usize = 256 << 10;
 /// Rows that a step writes, about.
 const ROWS_PER_STEP: usize = 16_384;
 
-/// How far a freeze is.
+/// The progress of a freeze.
 enum Stage {
     /// Rows come.
     Taking,
@@ -106,7 +105,7 @@ impl StorageFreeze for Lsm {
         let sorter = Sorter::new(Arc::clone(&self.medium), name, row_words, plan.memory);
         let unit = FreezeUnit {
             medium: Arc::clone(&self.medium),
-            shape: shape(&self.facts),
+            shape: Shape::of(&self.facts),
             orders,
             number,
             merge,
@@ -134,7 +133,7 @@ impl StorageFreeze for Lsm {
 }
 
 impl FreezeUnit {
-    /// What was done, once `step` has said that all is.
+    /// The result, once `step` has reported that all is done.
     ///
     /// # Panics
     /// Before that.
@@ -247,7 +246,7 @@ impl Unit for FreezeUnit {
             Stage::Taking => self.begin_writing().map(|()| true),
             Stage::Writing { .. } => self.write_on(),
             Stage::Done(_) => Ok(false),
-            Stage::Failed => bail!(Poisoned, "a freeze goes on after an error; abandon it"),
+            Stage::Failed => bail!(Poisoned, "a freeze continues after an error; abandon it"),
         };
         self.busy += begun.elapsed();
         goes_on

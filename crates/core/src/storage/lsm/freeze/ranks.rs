@@ -1,4 +1,4 @@
-//! Where rows belong in frozen pages: the placement of a class, by key.
+//! The order of rows in frozen pages: the placement of a class, by key.
 
 use crate::error::{Result, bail};
 use crate::hash::mix;

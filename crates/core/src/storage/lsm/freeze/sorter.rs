@@ -28,7 +28,7 @@ pub(super) struct Placed<'a> {
 #[derive(Debug, Default)]
 struct Bucket {
     buffer: Vec<u32>,
-    /// Where in the file the others are.
+    /// The ranges of the file that have the others.
     written: Vec<Range<u64>>,
 }
 

@@ -22,6 +22,7 @@ use crate::optimizer::{OptimizerKind, OptimizerSpec};
 use crate::row::Dtype;
 use crate::store::Store;
 use crate::store::engine::Table;
+use crate::store::events::Sweep;
 use serde::Serialize;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -118,6 +119,7 @@ pub fn freeze(
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<FreezeReport> {
     options.check()?;
+    let sweep = Sweep::begin("freeze", path.as_ref(), Some(destination.as_ref()));
     let source = open_commit(path.as_ref(), options.step, None, options.memory, None)?;
     let tables = source.tables();
     let names: Vec<&str> = tables.iter().map(|info| info.spec.name.as_str()).collect();
@@ -142,6 +144,7 @@ pub fn freeze(
     }
     let (frozen, errors) = (run.frozen, run.errors);
     let (commit, disk_bytes) = end_copy(&source, &target)?;
+    sweep.done(all, disk_bytes);
     Ok(FreezeReport { commit, frozen, errors, disk_bytes })
 }
 
@@ -170,6 +173,7 @@ pub fn freeze_again(
         );
     }
     let path = path.as_ref();
+    let sweep = Sweep::begin("freeze", path, None);
     let open = StoreOptions { create: false, ..StoreOptions::new(options.memory) };
     let kept = Store::open(path, StoreOptions { read_only: true, ..open.clone() })?.commits().len();
     let store = Store::open(path, StoreOptions { keep: kept + 1, ..open })?;
@@ -182,6 +186,7 @@ pub fn freeze_again(
         state.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
     let commit = store.commit(last.step, &last.meta, &state)?;
     let disk_bytes = store.stats()?.disk_bytes;
+    sweep.done(store.tables().iter().map(|table| table.rows).sum(), disk_bytes);
     Ok(FreezeReport { commit, frozen, errors: Vec::new(), disk_bytes })
 }
 

@@ -20,7 +20,7 @@ const PIECE_BYTES: usize = 1 << 20;
 /// Tags fill whole words.
 const TAGS_ALIGN: u64 = 4;
 
-/// What a table's entry says of its index.
+/// The sizes in a table's entry about its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sizes {
     order: TableOrder,

@@ -13,14 +13,14 @@ pub(super) mod writer;
 mod tests;
 
 pub(super) use footer::read_footer;
-pub use writer::FrozenWriter;
+pub(crate) use writer::FrozenWriter;
 
 use super::candidates::Candidates;
 use super::order::{Place, TableOrder};
 use index::FrozenIndex;
 
 /// A row has at most so many candidate pages, whoever freezes.
-pub const CANDIDATES_MOST: usize = 16;
+pub(crate) const CANDIDATES_MOST: usize = 16;
 
 /// The rows of a table in a frozen partition.
 #[derive(Debug, PartialEq, Eq)]
@@ -31,11 +31,11 @@ pub(super) struct FrozenTable {
     pub(super) order: TableOrder,
     /// Its rows at home.
     pub(super) rows: u64,
-    /// Where they are.
+    /// The index of their places.
     pub(super) index: FrozenIndex,
 }
 
-/// What is known of the rows of a frozen partition.
+/// The known facts about the rows of a frozen partition.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Frozen {
     /// The index names at most so many pages of a row.
@@ -47,7 +47,7 @@ pub(super) struct Frozen {
 }
 
 impl Frozen {
-    /// What there is of a table.
+    /// The part of a table.
     #[inline]
     pub(super) fn of(&self, table: u16) -> Option<&FrozenTable> {
         let at = self.tables.binary_search_by_key(&table, |of| of.table).ok()?;

@@ -1,0 +1,1 @@
+"""Loads: the batches, the model and the rows of a training."""
