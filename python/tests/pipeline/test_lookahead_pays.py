@@ -23,6 +23,8 @@ from windows import RecordingWindow
 
 ROWS, DIM = 60_000, 32
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def out_of_core(tmp_path: Path) -> Iterator[embedrock.Store]:
@@ -79,7 +81,6 @@ def test_nothing_is_announced_while_all_rows_are_in_memory(
     store.commit(2)
 
 
-@pytest.mark.alone
 def test_batches_are_announced_once_rows_are_missed_and_not_once_they_are_in_memory(
     out_of_core: embedrock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +123,6 @@ def test_what_is_set_aside_is_told_once_with_the_figures(
     )
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("announce", [True, None])
 def test_memory_for_hardly_one_batch_is_told_once_with_what_would_do(
     out_of_core: embedrock.Store, announce: bool | None, monkeypatch: pytest.MonkeyPatch

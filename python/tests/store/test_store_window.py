@@ -14,6 +14,8 @@ from embedrock import errors
 
 ROWS, DIM, MEMORY = 20_000, 8, 600_000
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def store(tmp_path):
@@ -38,7 +40,6 @@ def steps(count, size=100, seed=1):
     return [rng.integers(0, ROWS, size) for _ in range(count)]
 
 
-@pytest.mark.alone
 @pytest.mark.filterwarnings("ignore::embedrock.UncommittedWarning")
 def test_rows_are_read_ahead_and_trained_in_place(store):
     items, tags = store.tables["items"], store.tables["tags"]
@@ -220,10 +221,14 @@ def test_ctrl_c_ends_a_wait(tmp_path):
         thread = threading.Thread(target=table.modify, args=([1], hold))
         thread.start()
         waiting.wait()
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            store.window.begin(numbers[-1])
-        assert thread.is_alive()  # what it waited for is still to come
-        told.set()
-        thread.join()
+        interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        interrupt.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                store.window.begin(numbers[-1])
+            assert thread.is_alive()  # what it waited for is still to come
+        finally:
+            interrupt.cancel()  # a wait that ended too early must not end the tests
+            told.set()
+            thread.join()
         store.commit(1)
