@@ -53,7 +53,8 @@ impl Cache {
     /// [`locate_dense`](Self::locate_dense) or [`locate_hashed`](Self::locate_hashed) do.
     ///
     /// ```
-    /// use embedrock_core::cache::{Cache, CacheShape, PolicyKind};
+    /// use embedrock_core::config::PolicyKind;
+    /// use embedrock_core::laboratory::{Cache, CacheShape};
     /// # fn main() -> embedrock_core::Result<()> {
     /// let (ways, policy) = (32, PolicyKind::Lru);
     /// let shape = CacheShape { row_bytes: 8, sets: 4, ways, policy, headers: true };

@@ -17,7 +17,8 @@ impl Cache {
     /// ahead of `visit(i, location)`. `changes` says that the visits will make rows dirty.
     ///
     /// ```
-    /// use embedrock_core::cache::{Cache, CacheShape, PolicyKind};
+    /// use embedrock_core::config::PolicyKind;
+    /// use embedrock_core::laboratory::{Cache, CacheShape};
     /// use embedrock_core::hash::mix;
     /// # fn main() -> embedrock_core::Result<()> {
     /// let (ways, policy) = (32, PolicyKind::Lru);
