@@ -107,10 +107,11 @@ impl Inner {
 
     /// A reader has read pages: notices when the writer has taken its hold away.
     pub(super) fn note_read(&self) {
-        if self.options.read_only && !self.unheld.load(Ordering::Relaxed) && !self.is_held() {
-            if !self.unheld.swap(true, Ordering::Relaxed) {
-                self.log_hold_lost();
-            }
+        let lost =
+            self.options.read_only && !self.unheld.load(Ordering::Relaxed) && !self.is_held();
+        // Of two threads that find out one tells.
+        if lost && !self.unheld.swap(true, Ordering::Relaxed) {
+            self.log_hold_lost();
         }
     }
 
