@@ -14,7 +14,7 @@ ADAPTERS := $(CURDIR)/.cache/adapters
 OLDEST := $(CURDIR)/.cache/oldest
 # Files with tests of a mark (pyproject.toml says what it means): others need not be looked at.
 marked = $(shell grep -rl --include='test_*.py' 'pytest.mark.$1' python/tests)
-RULES := $(addprefix python/tests/,test_tidy.py test_pages.py test_layers.py test_engine_layers.py)
+RULES := python/tests/rules
 RUST := $(shell find crates -name '*.rs' -o -name Cargo.toml 2>/dev/null)
 
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
@@ -47,7 +47,7 @@ RUST_TESTS := cargo test --locked --workspace --all-features
 # The extension for tests, with the profile and the features of the Rust tests: the engine is
 # compiled once for both. Its assertions are on. It takes the place of the fast one until `make setup`.
 TEST_BUILD := $(BIN)/maturin develop --uv --locked \
-	--features embedrock-core/kill,embedrock-core/parts,embedrock-torture/planted
+	--features embedrock-core/kill,embedrock-torture/planted
 # The extension that checks look at: what `make setup` has installed, or else the one for tests.
 BUILT ?= $(firstword $(wildcard $(STAMPS)/build-release) $(STAMPS)/build-test)
 # What runs side by side keeps two cores busy: compilers and checks have moments with one thread.
@@ -73,8 +73,8 @@ contests: setup ## Run the tests of the laboratory, long kills, and those with a
 adapters: setup $(ADAPTERS)/.installed $(OLDEST)/.installed ## Run the tests beside the libraries that Embedrock adapts to
 	PYTHONPATH=python:lab $(ADAPTERS)/bin/python -m pytest python/tests/adapters \
 		python/embedrock/adapters lab/tests/adapters
-	PYTHONPATH=python $(ADAPTERS)/bin/python -m pytest python/tests/test_examples.py -k "hf_ or lightning or on_a_graph or graph_from"
-	PYTHONPATH=python $(OLDEST)/bin/python -m pytest $(addprefix python/tests/,test_nn_bags.py test_nn_pool.py test_nn_equal.py)
+	PYTHONPATH=python $(ADAPTERS)/bin/python -m pytest python/tests/package/test_examples.py -k "hf_ or lightning or on_a_graph or graph_from"
+	PYTHONPATH=python $(OLDEST)/bin/python -m pytest $(addprefix python/tests/nn/test_nn_,bags.py pool.py equal.py)
 
 # What random tests can be told to do: CONTRIBUTING.md says what these are.
 nightly: export EMBEDROCK_CUTS := 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 from collections.abc import Iterator
 from functools import cache
@@ -26,6 +27,10 @@ collect_ignore = [
     for name, library in _NEEDS.items()
     if importlib.util.find_spec(library) is None
 ]
+
+# Programs that tests begin find what tests share, from whatever folder they are.
+_SHARED = str(Path(__file__).with_name("tests"))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_SHARED, os.environ.get("PYTHONPATH")]))
 
 # A shell that starts tests in the background has them ignore Ctrl-C, and some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

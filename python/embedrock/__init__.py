@@ -16,7 +16,6 @@ imported when it is first used.
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
 from embedrock import _logs as _logs
@@ -122,17 +121,6 @@ _LAZY = {
     "trace": "embedrock.trace",
     "weights": "embedrock.weights",
 }
-
-
-# Names by which documented modules were imported before they had a group.
-_ALIASES = {
-    "permits": "embedrock.ahead.permits",
-    "prefetch": "embedrock.ahead.prefetch",
-    "recording": "embedrock.observe.recording",
-    "window": "embedrock.ahead.window",
-}
-for _old, _new in _ALIASES.items():
-    globals()[_old] = sys.modules[f"embedrock.{_old}"] = sys.modules[_new]
 
 
 def __getattr__(name: str) -> Any:

@@ -22,6 +22,7 @@ __all__ = [
     "Store",
     "TableId",
     "__version__",
+    "amount_of",
     "buckets_of",
     "check",
     "check_place",
@@ -437,6 +438,10 @@ class PendingCommit:
 
     def wait(self, /, timeout: float | None = None) -> dict[str, Any] | None:
         """The commit once it is durable; None when it is not within `timeout` seconds."""
+
+def amount_of(text: str) -> tuple[float, bool] | None:
+    """Bytes or per cent that a text names, and whether it is per cent; None for what names
+    neither."""
 
 def distinct(keys: _Keys) -> tuple[_Keys, NDArray[np.int64]]:
     """Distinct keys in order of first occurrence, and each key's place among them."""

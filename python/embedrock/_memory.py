@@ -10,10 +10,10 @@ import contextlib
 import math
 import operator
 import os
-import re
 from pathlib import Path
 from typing import Any
 
+from embedrock import _core
 from embedrock._arguments import shown, text, whole
 from embedrock._warnings import warn
 from embedrock.errors import BudgetWarning, MisuseError
@@ -24,6 +24,7 @@ __all__ = [
     "memory_text",
     "same_memory",
     "size_of",
+    "size_or_none",
     "tell_divided",
     "warn_beyond_machine",
 ]
@@ -32,8 +33,6 @@ _LEAST_BYTES = 4096
 """Less than one page is a slip. What is too little otherwise depends on the tables: the engine
 refuses it with a budget that works."""
 _EXPECTED = 'expected bytes, "10%", "512MB" or "2GiB"'
-_SIZE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(?:b|([kmgt])(i?)b?)?\s*", re.IGNORECASE)
-_SHARE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")
 _SHARE_MAX = 100
 _CGROUP_LIMITS = (
     "/sys/fs/cgroup/memory.max",
@@ -71,10 +70,15 @@ def size_of(name: str, value: Any, least: int) -> int:
     """
     if isinstance(value, str):
         size = _size(text(name, value))
-        if size is None:
+        if size is None or math.isinf(size):
             raise MisuseError(f'{name} is {shown(value)}, expected bytes, "512MB" or "2GiB"')
         value = int(size)
     return whole(name, value, least)
+
+
+def size_or_none(name: str, value: Any, least: int) -> int | None:
+    """As ``size_of``; None stays None."""
+    return None if value is None else size_of(name, value, least)
 
 
 def same_memory(one: str, other: str) -> bool:
@@ -131,23 +135,16 @@ def machine_bytes() -> int | None:
 
 def _size(memory: str) -> float | None:
     """Bytes of a text that names some; None for per cent, and for what is left to the engine."""
-    match = _SIZE.fullmatch(memory)
-    if match is None:
-        return None
-    amount, unit, binary = match.groups()
-    power = " kmgt".index((unit or " ").lower())
-    # "512k" is binary to the engine, as "512KiB" is.
-    decimal = unit is not None and not binary and memory.rstrip()[-1] in "bB"
-    return float(amount) * (1000.0 if decimal else 1024.0) ** power
+    amount = _core.amount_of(memory)
+    return None if amount is None or amount[1] else amount[0]
 
 
-def _amount(memory: str) -> str:
-    """One spelling for each amount; what names none is left as it is."""
-    share = _SHARE.fullmatch(memory)
-    if share is not None:
-        return f"{float(share[1])}%"
-    size = _size(memory)
-    return memory if size is None else str(int(size))  # the engine leaves fractions out, too
+def _amount(memory: str) -> object:
+    """What is the same for each spelling of an amount; what names none is left as it is."""
+    amount = _core.amount_of(memory)
+    if amount is None or amount[1] or math.isinf(amount[0]):
+        return amount or memory
+    return int(amount[0])  # the engine leaves fractions out, too
 
 
 def _too_little(memory: Any, size: float) -> MisuseError:

@@ -198,6 +198,9 @@ def _become(request: dict[str, Any]) -> None:
     """Runs the program of a request in this process."""
     os.environ.clear()
     os.environ.update(request["env"])
+    # A new `python` looks where its environment says: in the folder of a test, for one.
+    places = request["env"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [place for place in places if place and place not in sys.path]
     os.chdir(request["cwd"])
     if request["terminal"]:
         os.setsid()

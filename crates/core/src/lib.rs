@@ -4,25 +4,12 @@
 //! Levels, each using lower ones only: store (4); cache and storage (3), which do not see each
 //! other; index (2); io (1); everything else (0). `ARCHITECTURE.md` draws the arrows.
 //!
-//! A [`Store`] and what its calls take and give are the interface. The feature `parts` opens cache,
-//! index and storage to benches of single parts; they are no interface that is kept.
-#![cfg_attr(
-    not(feature = "parts"),
-    allow(
-        dead_code,
-        unreachable_pub,
-        unused_imports,
-        reason = "what `parts` shows is as public as can be"
-    )
-)]
+//! A [`Store`] and what its calls take and give are the interface. [`laboratory`] is none.
 
 pub mod activation;
 mod arena;
 pub mod buckets;
-#[cfg(not(feature = "parts"))]
 mod cache;
-#[cfg(feature = "parts")]
-pub mod cache;
 pub mod clip;
 pub mod config;
 mod distinct;
@@ -30,27 +17,20 @@ pub mod error;
 mod half;
 pub mod hash;
 mod idle;
-#[cfg(not(feature = "parts"))]
 mod index;
-#[cfg(feature = "parts")]
-pub mod index;
 pub mod init;
 pub mod io;
+#[doc(hidden)]
+pub mod laboratory;
 pub mod logs;
-#[cfg(not(feature = "parts"))]
 mod metrics;
-#[cfg(feature = "parts")]
-pub mod metrics;
 pub mod optimizer;
 mod permits;
 pub mod planted;
 mod prefetch;
 mod quantized;
 pub mod row;
-#[cfg(not(feature = "parts"))]
 mod storage;
-#[cfg(feature = "parts")]
-pub mod storage;
 pub mod store;
 #[cfg(test)]
 mod test_extent;
@@ -60,9 +40,9 @@ pub use arena::keep_freed;
 pub use arena::trim_heap;
 pub use clip::Clip;
 pub use config::{
-    CommitInfo, GetBatch, LookaheadBatch, Memory, MemoryUnit, MergePicker, NonFinite, PinInfo,
-    PutBatch, StorageKind, StoreOptions, TableId, TableInfo, TableSpec, Uncommitted, UpdateBatch,
-    UpdateReport, UpkeepScheduler, ValuesOut,
+    Amount, CommitInfo, GetBatch, LookaheadBatch, Memory, MemoryUnit, MergePicker, NonFinite,
+    PinInfo, PutBatch, StorageKind, StoreOptions, TableId, TableInfo, TableSpec, Uncommitted,
+    UpdateBatch, UpdateReport, UpkeepScheduler, ValuesOut,
 };
 pub use distinct::distinct;
 pub use error::{Error, ErrorKind, Result};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// What a bulk read did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReadReport {
+pub(crate) struct ReadReport {
     /// Requests to the device.
     pub requests: u64,
     /// Pages that were asked for.
@@ -18,7 +18,7 @@ pub struct ReadReport {
 
 impl ReadReport {
     /// Adds what another bulk read did.
-    pub fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.requests += other.requests;
         self.pages += other.pages;
         self.bytes += other.bytes;
@@ -28,7 +28,7 @@ impl ReadReport {
 
 /// What a store counted since it was opened.
 #[derive(Debug, Default)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     /// Positions whose row was resident.
     pub hits: AtomicU64,
     /// Positions whose row had to be read.
@@ -93,14 +93,14 @@ pub struct Metrics {
 
 /// Adds the time from its making until it is dropped to a counter.
 #[derive(Debug)]
-pub struct Timed<'a> {
+pub(crate) struct Timed<'a> {
     counter: &'a AtomicU64,
     begin: Instant,
 }
 
 impl<'a> Timed<'a> {
     /// Begins now.
-    pub fn new(counter: &'a AtomicU64) -> Self {
+    pub(crate) fn new(counter: &'a AtomicU64) -> Self {
         Self { counter, begin: Instant::now() }
     }
 }
@@ -113,13 +113,13 @@ impl Drop for Timed<'_> {
 
 impl Metrics {
     /// Counts a bulk read of a verb.
-    pub fn add_read(&self, report: &ReadReport) {
+    pub(crate) fn add_read(&self, report: &ReadReport) {
         self.add_read_ahead(report);
         self.read_wait_ns.fetch_add(report.waited.as_nanos() as u64, Ordering::Relaxed);
     }
 
     /// Counts a bulk read ahead of verbs, which do not wait for it.
-    pub fn add_read_ahead(&self, report: &ReadReport) {
+    pub(crate) fn add_read_ahead(&self, report: &ReadReport) {
         self.requests.fetch_add(report.requests, Ordering::Relaxed);
         self.pages_read.fetch_add(report.pages, Ordering::Relaxed);
         self.bytes_read.fetch_add(report.bytes, Ordering::Relaxed);

@@ -1,8 +1,9 @@
 //! Iteration over what commits have changed.
 
+use crate::convert::json_value;
 use crate::error::OrRaise;
 use crate::logs::CallEngine;
-use crate::store::{Store, TableId, json_value};
+use crate::store::{Store, TableId};
 use embedrock_core as core;
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;

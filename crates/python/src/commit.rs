@@ -1,8 +1,8 @@
 //! The handle of a commit that runs by itself: waits are detached and look for signals.
 
+use crate::convert::json_value;
 use crate::error::OrRaise;
 use crate::logs::CallEngine;
-use crate::store::json_value;
 use embedrock_core as core;
 use pyo3::prelude::*;
 use std::time::{Duration, Instant};

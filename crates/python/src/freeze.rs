@@ -1,9 +1,8 @@
 //! Freezing: a commit of a store as frozen pages, in the order of a plan.
 
+use crate::convert::{json_value, report};
 use crate::error::{Carried, OrRaise};
 use crate::logs::CallEngine;
-use crate::maintenance::report;
-use crate::store::json_value;
 use embedrock_core::init::Initializer;
 use embedrock_core::{FreezeOptions, Memory, PlannedPages};
 use numpy::PyReadonlyArray1;

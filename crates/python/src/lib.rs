@@ -10,6 +10,7 @@
 mod arrays;
 mod changes;
 mod commit;
+mod convert;
 mod error;
 mod freeze;
 mod hashing;
@@ -41,6 +42,8 @@ mod _core {
     use crate::changes::Changes;
     #[pymodule_export]
     use crate::commit::PendingCommit;
+    #[pymodule_export]
+    use crate::convert::amount_of;
     #[pymodule_export]
     use crate::freeze::freeze;
     #[pymodule_export]

@@ -3,11 +3,11 @@
 //! Both run detached and look for signals whenever the engine reports progress, so that Ctrl-C
 //! ends them between two batches; what a store itself does at length reports in the same way.
 
+use crate::convert::{json_value, report};
 use crate::error::{Carried, OrRaise};
 use crate::logs::CallEngine;
-use crate::store::json_value;
 use embedrock_core::buckets::Buckets;
-use embedrock_core::{CopyOptions, GatherOptions, Memory, Part, ResizeTo, Result, StorageKind};
+use embedrock_core::{CopyOptions, GatherOptions, Memory, Part, ResizeTo, StorageKind};
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use std::path::PathBuf;
@@ -17,22 +17,6 @@ use std::str::FromStr;
 #[pyfunction]
 pub(crate) fn check_place(py: Python<'_>, path: PathBuf) -> PyResult<()> {
     py.call_engine(|| embedrock_core::check_place(&path)).or_raise(py)
-}
-
-/// Tells Python how far the engine is, and lets Ctrl-C through.
-pub(crate) fn report(
-    carried: &mut Carried,
-    progress: Option<&Py<PyAny>>,
-    done: u64,
-    total: u64,
-) -> Result<()> {
-    Python::attach(|py| {
-        let outcome = py.check_signals().and_then(|()| match progress {
-            Some(progress) => progress.call1(py, (done, total)).map(drop),
-            None => Ok(()),
-        });
-        carried.keep(outcome)
-    })
 }
 
 /// Reads and verifies every page of the store at `path`.

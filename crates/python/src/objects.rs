@@ -1,9 +1,8 @@
 //! The files of one commit, and a store made of them again.
 
+use crate::convert::{json_value, report};
 use crate::error::{Carried, OrRaise, to_python};
 use crate::logs::CallEngine;
-use crate::maintenance::report;
-use crate::store::json_value;
 use embedrock_core as core;
 use embedrock_core::{Error, ErrorKind};
 use pyo3::prelude::*;

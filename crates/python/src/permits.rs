@@ -1,9 +1,10 @@
 //! Permits of bounded staleness for Python: waits are detached and look for signals.
 
 use crate::arrays::Keys;
+use crate::convert::json_value;
 use crate::error::{Carried, OrRaise};
 use crate::logs::CallEngine;
-use crate::store::{TableId, json_value};
+use crate::store::TableId;
 use embedrock_core as core;
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;

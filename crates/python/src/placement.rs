@@ -3,9 +3,9 @@
 //! A trace comes as flat arrays: the rows of all queries, one query after another, and where each
 //! begins. Everything is computed detached, and looks for signals some ten times a second.
 
+use crate::convert::report;
 use crate::error::{Carried, OrRaise, misuse};
 use crate::logs::CallEngine;
-use crate::maintenance::report;
 use embedrock_core as core;
 use embedrock_placement as placement;
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1};

@@ -6,17 +6,16 @@ mod window;
 
 use crate::arrays::{Keys, Rows, RowsOut, ValuesOut, to_fill};
 use crate::commit::PendingCommit;
+use crate::convert::{json_value, report};
 use crate::error::{Carried, OrRaise, misuse};
 use crate::lent::Arrays;
 use crate::logs::CallEngine;
-use crate::maintenance::report;
 use crate::scan::Scan;
 use embedrock_core as core;
 use numpy::PyReadwriteArray1;
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::PyBytes;
-use serde::Serialize;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -638,12 +637,6 @@ fn gradients<'py>(batches: &[UpdateParts<'py>]) -> PyResult<Arrays<'py>> {
 fn bounds(given: Option<Bounds>) -> core::Clip {
     let (value, row_norm, norm, other_norm) = given.unwrap_or_default();
     core::Clip { value, row_norm, norm, other_norm }
-}
-
-/// A serializable value as plain Python objects.
-pub(crate) fn json_value(py: Python<'_>, value: &impl Serialize) -> PyResult<Py<PyAny>> {
-    let text = serde_json::to_string(value).map_err(|error| misuse(py, error.to_string()))?;
-    Ok(py.import("json")?.call_method1("loads", (text,))?.unbind())
 }
 
 fn policy_kind(py: Python<'_>, name: &str) -> PyResult<core::config::PolicyKind> {

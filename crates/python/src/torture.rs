@@ -1,8 +1,8 @@
 //! The torture run of `embedrock torture`: stores on a simulated device, inside this module.
 
+use crate::convert::json_value;
 use crate::error::misuse;
 use crate::logs::quietly;
-use crate::store::json_value;
 use embedrock_torture::{Failure, minimise, parse, text};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;

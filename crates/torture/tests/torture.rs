@@ -41,7 +41,7 @@ fn planted_bugs_are_found() {
         Bug::FolderUnchecked,
     ];
     for bug in bugs {
-        let caught = catch::<2>(bug, 1, &Limits::default());
+        let caught = catch::<3>(bug, 1, &Limits::default());
         assert!(caught.is_good(), "{}: {:?}", bug.name(), caught.seeds);
     }
 }

@@ -4,7 +4,7 @@
 //! found here. The tests hold the model against the engine's cache, hit for hit, for the sizes that
 //! both have.
 
-use embedrock_core::cache::PolicyKind;
+use embedrock_core::config::PolicyKind;
 use embedrock_core::hash::mix;
 
 /// The largest count of uses, as in the engine.

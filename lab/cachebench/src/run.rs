@@ -6,7 +6,7 @@ use super::model::Model;
 use super::replacement::{Counts, Replacement, word_of};
 use super::sets::SetCache;
 use super::trace::{Trace, Workload};
-use embedrock_core::cache::PolicyKind;
+use embedrock_core::config::PolicyKind;
 use serde::{Deserialize, Serialize};
 use std::sync::Barrier;
 use std::time::Instant;

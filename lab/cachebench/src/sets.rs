@@ -1,7 +1,8 @@
 //! The engine's own row cache: sets with their own locks and replacement.
 
 use super::replacement::{Counts, Replacement, word_of};
-use embedrock_core::cache::{Cache, CacheShape, DenseTable, PolicyKind, RowMut};
+use embedrock_core::config::PolicyKind;
+use embedrock_core::laboratory::{Cache, CacheShape, DenseTable, RowMut};
 
 /// The engine's cache over the dense rows of one table.
 pub(crate) struct SetCache {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from embedrock.report import progress
@@ -38,7 +39,7 @@ def overhead(report: Report, options: Common) -> None:
     report.say("training with all rows in memory, with look-ahead and pipeline and without")
     with workspace(options, 3 * stored) as place:
         path = Path(place) / "settings.json"
-        running = demo.ShapedSettings(**{**vars(settings), "folder": str(place)})
+        running = replace(settings, folder=str(place))
         held = comparison.compare(
             running, (WHOLE_BUDGET, WHOLE_AHEAD), path, progress.for_terminal()
         )

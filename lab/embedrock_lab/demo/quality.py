@@ -43,6 +43,7 @@ def train(
 ) -> Quality:
     """Runs the named pieces, one group after another. Those of a group share the machine, where
     only what they learn matters."""
+    settings.source()  # fetched once, not by several processes at a time
     runs: dict[str, dict[str, Any]] = {}
     with work_folder(settings, keep) as working:
         path = Path(working.folder) / "settings.json"

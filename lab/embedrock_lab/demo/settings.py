@@ -104,9 +104,12 @@ class DemoSettings(Settings):
         """The data, in memory: the run that is compared with holds its tables there anyway."""
         if self.format in STREAMED:
             return self._streamed(STREAMED[self.format])
-        path = fetch.movielens_100k(self.cache_dir) if self.data is None else Path(self.data)
-        ratings = movielens.read(path, skip_bad_lines=self.skip_bad_lines)
+        ratings = movielens.read(self.source(), skip_bad_lines=self.skip_bad_lines)
         return crosses.click_dataset(ratings, holdout=self.holdout, seed=self.seed)
+
+    def source(self) -> Path:
+        """Where the data is; MovieLens is fetched where no other is given."""
+        return fetch.movielens_100k(self.cache_dir) if self.data is None else Path(self.data)
 
     def for_speed(self) -> DemoSettings:
         """The same with the model and threads with which speeds are defined."""

@@ -12,8 +12,9 @@
 //! that computes with it.
 #![expect(clippy::print_stdout, reason = "a bench prints its figures")]
 
-use embedrock_core::cache::{Cache, CacheShape, PolicyKind, RowMut};
+use embedrock_core::config::PolicyKind;
 use embedrock_core::hash::mix;
+use embedrock_core::laboratory::{Cache, CacheShape, RowMut};
 use std::io::BufRead;
 use std::time::Instant;
 

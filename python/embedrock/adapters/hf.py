@@ -211,8 +211,9 @@ class StateCommits:
 _gone_back: weakref.WeakSet[CheckpointPins] = weakref.WeakSet()
 """Pins of stores that a state was loaded for, and of which no rows have changed since."""
 _looks_at_steps: list[RemovableHandle] = []
-"""The hook of this process, once it is needed. It stays: torch may be going through its hooks
-whenever one could be taken away, and refuses to go on then."""
+"""The hook of this process, once it is needed, in torch's public registry: a step of any optimizer
+may be the first change, and Trainer makes optimizers that nobody hands us. It stays: torch may be
+going through its hooks whenever one could be taken away, and refuses to go on then."""
 
 
 def _watch(pins: CheckpointPins) -> None:

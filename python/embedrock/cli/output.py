@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embedrock._memory import size_of
 from embedrock._ranks import folders_in, ranks_of
 from embedrock.data.query_logs import FORMATS, KEYS
 from embedrock.errors import CorruptError, MisuseError
@@ -19,21 +20,15 @@ from embedrock.report import text, without_nan
 if TYPE_CHECKING:
     from embedrock.store import Store
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
-
-def parse_bytes(text: str) -> int:
-    """The number of bytes that "512MB", "2GiB" or "1000000" means. For argparse's `type`."""
-    number = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-    unit = text.strip()[len(number) :].strip().lower()
+def size(text: str) -> int:
+    """Bytes, as ``--memory`` reads them: "2G", "512MB" or "1000000". For argparse's `type`."""
     try:
-        amount = float(number)
-    except ValueError:
-        amount = math.nan
-    if unit not in _UNITS or not 1 <= amount * _UNITS[unit] < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; examples: 512MB, 2GiB, 1000000")
-    return int(amount * _UNITS[unit])
+        return size_of("size", text, 1)
+    except MisuseError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no size; examples: 512MB, 2GiB, 2G, 1000000"
+        ) from None
 
 
 def human_bytes(count: float | None) -> str:
@@ -133,7 +128,7 @@ def add_writing(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--max-disk-bytes",
-        type=parse_bytes,
+        type=size,
         metavar="SIZE",
         help="maximum bytes of the store on disk (no bound)",
     )

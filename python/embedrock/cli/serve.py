@@ -148,21 +148,21 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     limits.add_argument(
         "--max-request-bytes",
-        type=output.parse_bytes,
+        type=output.size,
         default=64 << 20,
         metavar="B",
         help="maximum size of a request (64MiB)",
     )
     limits.add_argument(
         "--max-reply-bytes",
-        type=output.parse_bytes,
+        type=output.size,
         default=64 << 20,
         metavar="B",
         help="maximum size of a reply, and of all replies that a client has not read (64MiB)",
     )
     limits.add_argument(
         "--client-memory",
-        type=output.parse_bytes,
+        type=output.size,
         metavar="B",
         help=(
             "maximum memory for requests and replies of all clients, in addition to --memory; "

@@ -226,7 +226,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     running.add_argument(
         "--max-disk",
-        type=output.parse_bytes,
+        type=output.size,
         metavar="SIZE",
         help="maximum bytes of the store on disk",
     )
@@ -274,7 +274,7 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--window-bytes",
-        type=output.parse_bytes,
+        type=output.size,
         metavar="SIZE",
         help=(
             "maximum memory for announced batches, without their rows, up to a half of it (a "

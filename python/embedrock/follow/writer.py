@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from embedrock._arguments import file_errors, named_path, text, whole
+from embedrock._arguments import file_errors, named_path, text
 from embedrock._arrays import Keys
 from embedrock._durable import sync
+from embedrock._memory import size_of
 from embedrock._verbs import Floats
 from embedrock.errors import (
     ClosedError,
@@ -61,11 +62,11 @@ class LogWriter(RecordWriter):
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], *, segment_bytes: int = 256 << 20
+        self, directory: str | os.PathLike[str], *, segment_bytes: int | str = "256MiB"
     ) -> None:
         """Opens the log, or makes one."""
         self._directory = named_path("directory", directory).absolute()
-        self._segment_bytes = whole("segment_bytes", segment_bytes, 1)
+        self._segment_bytes = size_of("segment_bytes", segment_bytes, 1)
         self._file = -1
         self._lock = -1
         self._broken = False

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from embedrock._arguments import choice, iterated, shown, whole
+from embedrock._memory import size_of
 from embedrock.errors import MisuseError, NonFiniteError
 from embedrock.kge.batches import checked_triples
 from embedrock.kge.known import Known, ranges
@@ -127,7 +128,7 @@ def rank(
     num_entities: int | None = None,
     block: int = _BLOCK,
     chunk: int = _CHUNK,
-    query_bytes: int = _QUERY_BYTES,
+    query_bytes: int | str = _QUERY_BYTES,
     fresh: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]] | None = None,
 ) -> Ranks:
     """Ranks the head and the tail of each triple among all entities.
@@ -177,7 +178,7 @@ def rank(
 
     # Each is there twice: as it was made, and in the order in which it is asked.
     width = 2 * 4 * rows.dim * len(wanted)
-    most = max(block, whole("query_bytes", query_bytes, 1) // width)
+    most = max(block, size_of("query_bytes", query_bytes, 1) // width)
     found: list[Ranks] = []
     for begin in range(0, len(asked), most):
         some = asked[begin : begin + most]

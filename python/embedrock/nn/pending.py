@@ -35,7 +35,7 @@ from embedrock._distinct import distinct
 from embedrock._rows import WAITING
 from embedrock._warnings import warn
 from embedrock.errors import MisuseError, UnsupportedError
-from embedrock.nn import small
+from embedrock.nn import stepping
 from embedrock.table import Table
 
 if TYPE_CHECKING:
@@ -388,6 +388,7 @@ def pending_rows(table: RowTable) -> PendingRows:
                 return each
         made = PendingRows(table)
         _REGISTRY.add(made)
+        stepping.watch()
         return made
 
 
@@ -395,26 +396,3 @@ def _identity(table: RowTable) -> object:
     """What tells a table from others of its store. A name may become another table's; the handle,
     which tables of this process have, follows where the store goes back."""
     return vars(table).get("_handle") if isinstance(table, Table) else table.name
-
-
-_add_param_group_of_torch = torch.optim.Optimizer.add_param_group
-
-
-@functools.wraps(_add_param_group_of_torch)
-def _add_param_group(self: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
-    _add_param_group_of_torch(self, param_group)
-    if "tables" in param_group:  # an optimizer of embedrock.optim
-        return
-    small.watch(self)
-    names = [getattr(each, WAITING, None) for each in self.param_groups[-1]["params"]]
-    rows = ", ".join(repr(name) for name in names if name is not None)
-    if rows:
-        warn(
-            f"{type(self).__name__} was given the rows of table {rows} that wait for an optimizer "
-            f"of embedrock.optim, and would step them as dense parameters; make it of "
-            f"embedrock.nn.dense_parameters(model)"
-        )
-
-
-# Rows are among a model's parameters while they wait: an optimizer that is made then takes them.
-torch.optim.Optimizer.add_param_group = _add_param_group

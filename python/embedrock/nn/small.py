@@ -16,7 +16,7 @@ from torch import nn
 
 from embedrock._warnings import warn
 
-__all__ = ["compare", "leave", "left", "watch"]
+__all__ = ["Weights", "leave", "left", "note_dense", "note_tables"]
 
 _MARK = "_embedrock_small"
 """The attribute of a module that says that ``convert`` left it as it is."""
@@ -24,19 +24,19 @@ _APART = 10.0
 """Rates that differ so many times are told."""
 
 Weights = list[tuple[str, "weakref.ref[Any]"]]
+_Optimizers = list[tuple[torch.optim.Optimizer, list[dict[str, Any]]]]
+"""Optimizers of torch, with the groups to look at."""
 
-_optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-"""Optimizers of torch that were made so far."""
+_dense: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+"""Optimizers of torch that have stepped."""
+_tables: weakref.WeakKeyDictionary[Any, list[tuple[Weights, dict[str, Any]]]]
+_tables = weakref.WeakKeyDictionary()
+"""Optimizers of tables that have stepped, with the small tables of their models."""
 
 
 def leave(module: nn.Module) -> None:
     """Notes that a module stays torch's because it has few rows."""
     setattr(module, _MARK, True)
-
-
-def watch(optimizer: torch.optim.Optimizer) -> None:
-    """Notes an optimizer that takes dense parameters."""
-    _optimizers.add(optimizer)
 
 
 def left(models: Any) -> Weights:
@@ -50,12 +50,29 @@ def left(models: Any) -> Weights:
     return found
 
 
-def compare(weights: Weights, group: dict[str, Any]) -> None:
-    """Warns of small tables whose rate is far from that of a group of tables."""
+def note_tables(optimizer: Any, left: list[tuple[Weights, dict[str, Any]]]) -> None:
+    """Warns of small tables whose rate is far from that of their group of tables, which steps now.
+
+    Rates may change until both optimizers step, so each two are compared when the second does.
+    """
+    groups = [(one, one.param_groups) for one in list(_dense)]
+    for weights, group in left:
+        _compare(weights, group, groups)
+    _tables.setdefault(optimizer, []).extend(left)
+
+
+def note_dense(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
+    """The same, of an optimizer of torch that steps for the first time with these groups."""
+    for weights, group in [each for left in list(_tables.values()) for each in left]:
+        _compare(weights, group, [(optimizer, groups)])
+    _dense.add(optimizer)
+
+
+def _compare(weights: Weights, group: dict[str, Any], optimizers: _Optimizers) -> None:
     rate = _rate(group)
     apart: dict[tuple[str, float], list[str]] = {}
     for path, reference in weights:
-        for kind, other in _rates(reference()):
+        for kind, other in _rates(reference(), optimizers):
             if min(rate, other) > 0 and max(rate / other, other / rate) >= _APART:
                 apart.setdefault((kind, other), []).append(path)
     for (kind, other), paths in apart.items():
@@ -67,12 +84,12 @@ def compare(weights: Weights, group: dict[str, Any]) -> None:
         )
 
 
-def _rates(weight: Any) -> Iterator[tuple[str, float]]:
-    """Which optimizers step a parameter, and at which rates."""
+def _rates(weight: Any, optimizers: _Optimizers) -> Iterator[tuple[str, float]]:
+    """Which of the optimizers step a parameter, and at which rates."""
     if weight is None:
         return
-    for optimizer in list(_optimizers):
-        for group in optimizer.param_groups:
+    for optimizer, groups in optimizers:
+        for group in groups:
             if any(each is weight for each in group["params"]):
                 yield type(optimizer).__name__, _rate(group)
 

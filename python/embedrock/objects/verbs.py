@@ -21,6 +21,7 @@ from embedrock._arguments import (
     whole,
     whole_or_none,
 )
+from embedrock._memory import size_or_none
 from embedrock._ranks import folders_in
 from embedrock.errors import MisuseError
 from embedrock.objects import history
@@ -47,7 +48,7 @@ def push(
     step: int | str | None = None,
     options: Mapping[str, Any] | None = None,
     in_flight: int = 8,
-    piece_bytes: int | None = None,
+    piece_bytes: int | str | None = None,
     cold_directory: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -127,8 +128,8 @@ def push(
         held.close()
 
 
-def _piece_bytes(value: int | None) -> int | None:
-    size = whole_or_none("piece_bytes", value, PIECE_BYTES_MIN)
+def _piece_bytes(value: int | str | None) -> int | None:
+    size = size_or_none("piece_bytes", value, PIECE_BYTES_MIN)
     if size is not None and (size & (size - 1) or size > PIECE_BYTES_MAX):
         raise MisuseError(
             f"piece_bytes is {size}, expected a power of two from {PIECE_BYTES_MIN} to "

@@ -20,6 +20,7 @@ from embedrock._arguments import (
     whole_or_none,
 )
 from embedrock._listeners import Listener, Listeners, Waits
+from embedrock._memory import size_of
 from embedrock.errors import ClosedError, EmbedrockError, MisuseError
 from embedrock.observe import step_table
 from embedrock.observe.key_sample import KeySample
@@ -106,7 +107,7 @@ class StepReport:
         *,
         steps_per_row: int | None = None,
         max_rows: int = 500,
-        key_bytes: int = 4 << 20,
+        key_bytes: int | str = "4MiB",
         step: int = 0,
     ) -> None:
         """Measures nothing before ``steps``.
@@ -130,7 +131,8 @@ class StepReport:
         self._rows: list[Row] = []
         self._groups: list[dict[str, int]] = []
         self._capacities: list[int] = []
-        self._sample = KeySample(key_bytes) if whole("key_bytes", key_bytes, 0) else None
+        bound = size_of("key_bytes", key_bytes, 0)
+        self._sample = KeySample(bound) if bound else None
         self._overhead_s = self._elapsed_s = 0.0
         self._derived: tuple[int, list[dict[str, Any]]] | None = None
         self._clear()

@@ -16,11 +16,11 @@ engine does it while it applies them: ``clip=embedrock.Clip(...)``, which also h
 row, and counts the gradients of ``dense=`` parameters with its norm and scales them too.
 """
 
-from embedrock.optim.adagrad import Adagrad, RowWiseAdagrad
-from embedrock.optim.adam import Adam, AdamW, RowWiseAdam
+from embedrock.optim._adagrad import Adagrad, RowWiseAdagrad
+from embedrock.optim._adam import Adam, AdamW, RowWiseAdam
+from embedrock.optim._ftrl import FTRL
+from embedrock.optim._sgd import SGD
 from embedrock.optim.base import RowOptimizer
-from embedrock.optim.ftrl import FTRL
-from embedrock.optim.sgd import SGD
 from embedrock.optim.together import Together
 
 __all__ = [

@@ -89,12 +89,6 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Small tables of the models that torch trains, with the group of those in the store."""
         super().__init__(_groups(modules), defaults)
 
-    @classmethod
-    def __subclasses__(cls) -> list[type]:
-        """None: ``class_resolver``, which PyKEEN and PyTorch Geometric register optimizers with,
-        would take our ``Adam`` for a second one of torch's, and PyKEEN could not be imported."""
-        return []
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Takes more modules: ``{"params": model or models, "lr": ...}``."""
         if not isinstance(param_group, Mapping) or "params" not in param_group:
@@ -132,9 +126,9 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        compared, self._left = self._left, []  # all optimizers are made by the first step
-        for left, group in compared:
-            small.compare(left, group)
+        if self._left:
+            left, self._left = self._left, []
+            small.note_tables(self, left)
         waiting: dict[int, tuple[RowStore, list[_Batch]]] = {}
         for group in self.param_groups:
             for parameter in group["params"]:

@@ -18,7 +18,7 @@ from embedrock._arguments import (
     whole_or_none,
 )
 from embedrock._arrays import STORED_DTYPES
-from embedrock._memory import memory_text
+from embedrock._memory import memory_text, size_of, size_or_none
 from embedrock.placement.plan import Plan
 
 __all__ = ["freeze"]
@@ -31,11 +31,11 @@ def freeze(
     plan: Plan | str | os.PathLike[str] | None = None,
     step: int | None = None,
     memory: int | str = "256MiB",
-    sort_bytes: int = 256 << 20,
+    sort_bytes: int | str = "256MiB",
     dtype: Literal["float32", "float16", "bfloat16", "int8", "int4"] | None = None,
     unknown: Literal["initial", "zeros"] = "initial",
     candidates: int = 10,
-    page_bytes: int | None = None,
+    page_bytes: int | str | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Writes one commit of a store as frozen pages, in which a plan says what lies together.
@@ -106,11 +106,11 @@ def freeze(
         [] if plan is None else _arrays(plan),
         memory_text(memory),
         whole_or_none("step", step, 0),
-        whole("sort_bytes", sort_bytes, 1 << 16),
+        size_of("sort_bytes", sort_bytes, 1 << 16),
         dtype,
         unknown == "zeros",
         whole("candidates", candidates, 1),
-        whole_or_none("page_bytes", page_bytes, 512),
+        size_or_none("page_bytes", page_bytes, 512),
         progress,
     )
     return report

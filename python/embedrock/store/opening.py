@@ -14,9 +14,8 @@ from embedrock._arguments import (
     named_path_or_none,
     step_or_pin,
     whole,
-    whole_or_none,
 )
-from embedrock._memory import is_in_bytes, memory_text, warn_beyond_machine
+from embedrock._memory import is_in_bytes, memory_text, size_or_none, warn_beyond_machine
 from embedrock.ahead.window import WINDOW_GROUP
 from embedrock.errors import LockedError
 from embedrock.store.locked import for_one_process
@@ -34,15 +33,15 @@ def open(
     path: str | os.PathLike[str],
     memory: int | str = "10%",
     *,
-    max_disk_bytes: int | None = None,
-    max_held_bytes: int | None = None,
-    page_bytes: int | None = None,
-    segment_bytes: int | None = None,
+    max_disk_bytes: int | str | None = None,
+    max_held_bytes: int | str | None = None,
+    page_bytes: int | str | None = None,
+    segment_bytes: int | str | None = None,
     cold_directory: str | os.PathLike[str] | None = None,
     pmem_path: str | os.PathLike[str] | None = None,
     io: Literal["auto", "uring", "pread"] = "auto",
     policy: Literal["lru", "lfu"] = "lfu",
-    window_bytes: int | None = None,
+    window_bytes: int | str | None = None,
     window_group: int = WINDOW_GROUP,
     merge_picker: Literal["score", "largest", "round_robin", "oldest"] = "score",
     upkeep_scheduler: Literal["off", "gate", "share"] = "off",
@@ -72,7 +71,8 @@ def open(
         memory: The budget for cache, index and buffers together: bytes, ``"2GiB"``, ``"512MB"``, or
             per cent of all rows with their optimizer state (``"10%"``). A percentage means that
             much, but at least the minimum: for small tables, a ``BudgetWarning`` says once what is
-            taken. It also warns about more memory than the machine has.
+            taken. It also warns about more memory than the machine has. Other sizes are written the
+            same way, without per cent: bytes, or a text such as ``"64MiB"``.
         max_disk_bytes: Maximum bytes of the store on disk. None sets no bound: the store takes up
             to 7 times its rows, depending on the interval between commits (``docs/choosing.md``).
         max_held_bytes: Maximum bytes on disk that readers may keep beyond the kept commits. Beyond
@@ -138,15 +138,15 @@ def open(
     budget = memory_text(memory)
     number, pin = step_or_pin("step", step)
     arguments: dict[str, Any] = {
-        "max_disk_bytes": whole_or_none("max_disk_bytes", max_disk_bytes, 1),
-        "max_held_bytes": whole_or_none("max_held_bytes", max_held_bytes, 0),
-        "page_bytes": whole_or_none("page_bytes", page_bytes, 1),
-        "segment_bytes": whole_or_none("segment_bytes", segment_bytes, 1),
+        "max_disk_bytes": size_or_none("max_disk_bytes", max_disk_bytes, 1),
+        "max_held_bytes": size_or_none("max_held_bytes", max_held_bytes, 0),
+        "page_bytes": size_or_none("page_bytes", page_bytes, 1),
+        "segment_bytes": size_or_none("segment_bytes", segment_bytes, 1),
         "cold_directory": named_path_or_none("cold_directory", cold_directory),
         "pmem_path": named_path_or_none("pmem_path", pmem_path),
         "io": choice("io", io, ("auto", "uring", "pread")),
         "policy": choice("policy", policy, ("lru", "lfu")),
-        "window_bytes": whole_or_none("window_bytes", window_bytes, 0),
+        "window_bytes": size_or_none("window_bytes", window_bytes, 0),
         "window_group": whole("window_group", window_group, 1),
         "merge_picker": choice("merge_picker", merge_picker, MERGE_PICKERS),
         "upkeep_scheduler": choice("upkeep_scheduler", upkeep_scheduler, UPKEEP_SCHEDULERS),

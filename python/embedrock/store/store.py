@@ -13,6 +13,7 @@ from embedrock._arguments import choice, flag, shown, text, whole
 from embedrock._arrays import ArrayLike, Keys, as_keys
 from embedrock._keys import KeysNamed
 from embedrock._made_keys import HASHED, kinds_of
+from embedrock._memory import size_of
 from embedrock._rows import Bounds
 from embedrock._verbs import (
     ASKS,
@@ -513,7 +514,7 @@ class Store(Changing):
         """
         return self._core.warm()
 
-    def record(self, max_bytes: int = 64 << 20) -> Recording:
+    def record(self, max_bytes: int | str = "64MiB") -> Recording:
         """Begins to note the keys of every get, put, update and modify of this store.
 
         The recording reports the cost of each step and the least possible cost, compares the cache
@@ -528,7 +529,7 @@ class Store(Changing):
         >>> recording.batches, recording.report()["optimal_hit_rate"]
         (9, 1.0)
         """
-        return Recording(self, whole("max_bytes", max_bytes, 1))
+        return Recording(self, size_of("max_bytes", max_bytes, 1))
 
     def permits(self, staleness_bound: float = 0) -> Permits:
         """Returns permits by which trainers that read ahead keep to a staleness bound.

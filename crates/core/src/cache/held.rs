@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Keys from the first to one before the last.
-pub type Run = (u64, u64);
+pub(crate) type Run = (u64, u64);
 
 /// Lists of runs of keys whose rows are held.
 #[derive(Debug, Default)]

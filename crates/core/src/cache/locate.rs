@@ -64,7 +64,7 @@ fn reduce(hash: u64, sets: u32) -> u32 {
 pub(super) const ROWS_PER_SET_MAX: u64 = FIRST_INEXACT as u64 - 1;
 
 /// Bytes of a cache that do not depend on its shape: where blocks begin.
-pub const CACHE_FIXED_BYTES: u64 = (STARTS * size_of::<u32>()) as u64;
+pub(crate) const CACHE_FIXED_BYTES: u64 = (STARTS * size_of::<u32>()) as u64;
 
 /// As many blocks as rows have of which an eighth fits. With less memory storage sets the pace, and
 /// the rows behind these blocks may take some nanoseconds more.

@@ -41,14 +41,16 @@ mod tags;
 mod tests;
 mod walk;
 
-pub use crate::config::PolicyKind;
-pub use held::Run;
-pub use locate::{CACHE_FIXED_BYTES, Location};
-pub use next_use::BatchNumber;
-pub use policy::{Lfu, Lru, Policy, Uses, WAYS_MAX};
-pub use row::{Removed, Resident, RowMut, RowRef};
-pub use sets::BLOCK;
-pub use shrink::{Leaving, TakeWay};
+pub(crate) use crate::config::PolicyKind;
+pub(crate) use held::Run;
+pub(crate) use locate::CACHE_FIXED_BYTES;
+pub use locate::Location;
+pub(crate) use next_use::BatchNumber;
+pub(crate) use policy::{Policy, WAYS_MAX};
+pub use row::RowMut;
+pub(crate) use row::{Removed, Resident, RowRef};
+pub(crate) use sets::BLOCK;
+pub(crate) use shrink::{Leaving, TakeWay};
 
 use crate::error::Result;
 use arrivals::Arrivals;
@@ -65,7 +67,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 /// The fewest rows per set that a cache can be shrunk to. With fewer, sets overflow too unevenly
 /// (SSDHashEmbed's smallest block).
-pub const WAYS_MIN: usize = 8;
+pub(crate) const WAYS_MIN: usize = 8;
 
 /// The parameters that fix the shape of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,12 +98,6 @@ impl CacheShape {
     pub fn bytes(&self) -> u64 {
         let slots = self.ways * sets::slot_bytes(self.row_bytes, self.headers);
         u64::from(self.sets) * (sets::set_bytes(self.row_bytes) + slots) as u64
-    }
-
-    /// How many sets of `ways` rows, with headers, `bytes` pay for; 0 when not even one.
-    pub fn sets_for(bytes: u64, row_bytes: usize, ways: usize) -> u32 {
-        let one = Self { row_bytes, sets: 1, ways, policy: PolicyKind::Lru, headers: true };
-        u32::try_from(bytes / one.bytes()).unwrap_or(u32::MAX)
     }
 
     /// True when `rows` dense rows can do without headers in `sets` sets: about 64 times as many

@@ -9,12 +9,12 @@
 use crate::config::PolicyKind;
 
 /// The most rows that a set can hold.
-pub const WAYS_MAX: usize = 32;
+pub(crate) const WAYS_MAX: usize = 32;
 
 /// A set's memory of the use of its rows. All zeros is a set without rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub struct Uses {
+pub(crate) struct Uses {
     /// Uses that the policy was told of since the counts of the set faded last.
     pub since_fading: u16,
     /// Recency: of the k rows in a set, the one used last has rank 0, the one used longest ago
@@ -72,7 +72,7 @@ impl Uses {
 }
 
 /// A replacement policy.
-pub trait Policy {
+pub(crate) trait Policy {
     /// A new row came into the empty `way`.
     fn enter(&self, uses: &mut Uses, way: usize);
 
@@ -86,7 +86,7 @@ pub trait Policy {
 
 /// Least recently used: the victim is the row whose last use is longest ago.
 #[derive(Clone, Copy, Debug)]
-pub struct Lru;
+pub(crate) struct Lru;
 
 impl Policy for Lru {
     #[inline(always)]
@@ -114,7 +114,7 @@ impl Policy for Lru {
 /// ten real traces, for slower and faster fading, beside LRU's.
 /// *Source*: the reset of TinyLFU (Einziger, Friedman, Manes: "TinyLFU", section 3.3).
 #[derive(Clone, Copy, Debug)]
-pub struct Lfu {
+pub(crate) struct Lfu {
     /// Uses of a set between two halvings.
     pub fading_uses: u16,
 }

@@ -37,7 +37,7 @@ use std::time::Duration;
 pub(super) const HEADER_BYTES: usize = size_of::<Header>();
 /// The most places that are prefetched together: enough for many translations of addresses to be
 /// under way, few enough that the lines of three blocks stay in the first-level cache until used.
-pub const BLOCK: usize = 32;
+pub(crate) const BLOCK: usize = 32;
 /// Looks at a taken lock before the thread gives up its time slice: about a microsecond, ten times
 /// what a holder needs for a row that it has prefetched.
 const SPINS: u32 = 100;

@@ -49,9 +49,9 @@ pub enum Leaving {
 }
 
 impl Cache {
-    /// Shrinks the cache by one way of all sets, but not below 8. Each set keeps its most valuable
-    /// rows; the others go through `victim`, under their set's lock.
-    pub fn take_way(&self, mut victim: impl FnMut(RowRef<'_>)) -> TakeWay {
+    /// All steps of [`take_way_step`](Self::take_way_step), for any row.
+    #[cfg(test)]
+    pub(super) fn take_way(&self, mut victim: impl FnMut(RowRef<'_>)) -> TakeWay {
         loop {
             match self.take_way_step(u32::MAX, Leaving::Any, &mut victim) {
                 TakeWay::More => {}
@@ -60,9 +60,10 @@ impl Cache {
         }
     }
 
-    /// One step of [`take_way`](Self::take_way): at most `sets` sets give up a row, so that the
-    /// caller can make room for victims between the steps. Rows change places, captured ones among
-    /// them: [`moves`](Self::moves) says so.
+    /// A step of shrinking the cache by one way of all sets, but not below 8. Each set keeps its
+    /// most valuable rows; the others go through `victim`, under their set's lock. At most `sets`
+    /// sets give up a row in a step, so that the caller can make room for victims between them.
+    /// Rows change places, captured ones among them: [`moves`](Self::moves) says so.
     pub fn take_way_step(
         &self,
         sets: u32,

@@ -80,13 +80,6 @@ impl Cache {
         (set.valid() >> way & 1 == 1).then(|| f(self.row_ref(&set, way)))
     }
 
-    /// The row in a slot equals its stored copy at `origin` from here on. False when the slot is
-    /// empty. A change since the caller read the row would be lost: where others may change rows
-    /// meanwhile, use [`write_back`](Self::write_back).
-    pub fn clean(&self, slot: u32, origin: u32) -> bool {
-        self.write_back(slot, |_| Some(origin)).is_some()
-    }
-
     /// Stores the row in a slot, as one step: `f` copies the row and says its new origin; then it
     /// is clean. Returns the origin; `None`, and nothing changed, when the slot is empty or `f`
     /// stored nothing.

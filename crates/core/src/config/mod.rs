@@ -4,7 +4,7 @@ mod options;
 mod table;
 
 pub use options::{
-    IoChoice, JOURNAL_BYTES_MIN, Memory, MemoryUnit, MergePicker, Merging, PolicyKind,
+    Amount, IoChoice, JOURNAL_BYTES_MIN, Memory, MemoryUnit, MergePicker, Merging, PolicyKind,
     StoreOptions, TOP_SHARE, UpkeepScheduler,
 };
 pub(crate) use table::{DENSE_IDS_MAX, is_default};

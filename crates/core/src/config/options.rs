@@ -69,9 +69,30 @@ impl MemoryUnit {
 }
 
 impl FromStr for Memory {
-    type Err = crate::Error;
+    type Err = Error;
 
-    /// Reads `"10%"`, `"2GiB"`, `"512MB"` or a plain number of bytes.
+    /// Reads an [`Amount`]; of bytes the fraction is left out.
+    fn from_str(text: &str) -> Result<Self> {
+        Ok(match text.parse()? {
+            Amount::Bytes(bytes) => Self::Bytes(bytes as u64),
+            Amount::Percent(percent) => Self::Percent(percent),
+        })
+    }
+}
+
+/// An amount of memory or disk as a text names it, before anyone asks whether that is enough.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Amount {
+    /// Bytes, from 0 on; infinitely many where the text has too many digits.
+    Bytes(f64),
+    /// Per cent of something, more than 0.
+    Percent(f64),
+}
+
+impl FromStr for Amount {
+    type Err = Error;
+
+    /// Reads `"10%"`, `"2GiB"`, `"2G"`, `"512MB"` or a plain number of bytes.
     fn from_str(text: &str) -> Result<Self> {
         let trimmed = text.trim();
         let split = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.'));
@@ -79,31 +100,19 @@ impl FromStr for Memory {
         let Ok(number) = number.parse::<f64>() else {
             bail!(Misuse, "memory is {text:?}, expected bytes, \"10%\", \"512MB\" or \"2GiB\"");
         };
-        let factor: f64 = match unit.trim().to_ascii_lowercase().as_str() {
-            "%" => {
-                if number <= 0.0 {
-                    bail!(Misuse, "memory is {text:?}, expected more than 0%");
-                }
-                return Ok(Memory::Percent(number));
+        match (unit.trim(), MemoryUnit::of(unit)) {
+            ("%", _) if number <= 0.0 => {
+                bail!(Misuse, "memory is {text:?}, expected more than 0%");
             }
-            "" | "b" => 1.0,
-            "kb" => 1e3,
-            "mb" => 1e6,
-            "gb" => 1e9,
-            "tb" => 1e12,
-            "kib" | "k" => 1024.0,
-            "mib" | "m" => 1024.0 * 1024.0,
-            "gib" | "g" => 1024.0 * 1024.0 * 1024.0,
-            "tib" | "t" => 1024.0f64.powi(4),
-            unit => {
-                bail!(
-                    Misuse,
-                    "memory is {text:?}: unit {unit:?} is none of %, KB, MB, GB, KiB, \
-                               MiB, GiB"
-                )
-            }
-        };
-        Ok(Memory::Bytes((number * factor) as u64))
+            ("%", _) => Ok(Self::Percent(number)),
+            ("" | "b" | "B", _) => Ok(Self::Bytes(number)),
+            (_, MemoryUnit::Named(unit)) => Ok(Self::Bytes(number * UNITS[unit].1)),
+            (unit, MemoryUnit::Bytes) => bail!(
+                Misuse,
+                "memory is {text:?}: unit {:?} is none of %, KB, MB, GB, KiB, MiB, GiB",
+                unit.to_ascii_lowercase()
+            ),
+        }
     }
 }
 

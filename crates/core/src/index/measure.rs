@@ -140,9 +140,10 @@ fn core_time_ns() -> u64 {
     text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
 }
 
-/// Times look-ups in stages, in batches as the store makes them, beside plain reads.
+/// Times look-ups, in batches with the tags of later ones asked for, beside plain reads.
 fn time_look_ups(rows: u64, expected_rows: u64) {
     const BATCH: usize = 4096;
+    const AHEAD: usize = 8;
     let mut index = SparseIndex::new(expected_rows).unwrap();
     for slot in 1..=rows {
         index.insert(mix(slot, SALT), slot as u32);
@@ -157,7 +158,12 @@ fn time_look_ups(rows: u64, expected_rows: u64) {
         let (start, mut found) = (core_time_ns(), 0);
         for hashes in wanted.chunks(BATCH) {
             slots.clear();
-            index.candidates_of(hashes, |_, slot| slots.push(slot));
+            for (place, hash) in hashes.iter().enumerate() {
+                if let Some(later) = hashes.get(place + AHEAD) {
+                    index.prefetch(*later);
+                }
+                index.candidates(*hash, &mut slots);
+            }
             found += slots.len();
         }
         let ns = (core_time_ns() - start) as f64 / wanted.len() as f64;

@@ -20,7 +20,7 @@ mod sparse;
 mod sparse_tests;
 
 pub use dense::DenseIndex;
-pub use sparse::{Merge, SparseIndex, Split};
+pub use sparse::SparseIndex;
 
 /// Bytes that a new key of a growing table may need.
 pub(crate) const INDEX_BYTES_PER_KEY: u64 = 8;

@@ -16,7 +16,7 @@
 
 use super::ALLOCATION_BYTES;
 use crate::error::{Result, bail};
-use crate::prefetch::{prefetch_read, prefetch_slice};
+use crate::prefetch::prefetch_slice;
 
 /// Most hash bits in a tag.
 const TAG_BITS: u32 = 15;
@@ -127,12 +127,6 @@ impl Partition {
     pub(super) fn slot(&self, position: usize) -> u32 {
         let word = self.slot_word(position);
         u32::from(self.words[word]) | u32::from(self.words[word + 1]) << 16
-    }
-
-    /// Asks for the memory that `slot(position)` reads.
-    #[inline(always)]
-    pub(super) fn prefetch_slot(&self, position: usize) {
-        prefetch_read(&self.words[self.slot_word(position)]);
     }
 
     /// Tags and slot numbers of all entries, in no order that means anything.

@@ -13,7 +13,6 @@
 use super::ALLOCATION_BYTES;
 use super::partition::{Partition, full_tag, tag_with_bit, tag_without_bit};
 use crate::error::{Result, bail};
-use crate::prefetch::prefetch_read;
 use std::ops::RangeInclusive;
 
 /// Rows per partition above which a partition is split. Unsplit partitions hold up to twice as
@@ -31,10 +30,6 @@ const MAX_ROWS: u64 = u32::MAX as u64;
 const CHUNK: usize = 1024;
 /// The last chunk grows by this many headers.
 const CHUNK_STEP: usize = 64;
-
-/// Hashes between two stages of a batch look-up. Measured with 16 M rows: 8 takes 150 to 175 ns a
-/// look-up, 16 and 32 take 165 to 270 ns, because each look-up already asks for up to eight lines.
-const AHEAD: usize = 8;
 
 /// A split that was made. A replay of it first applies `replace(hash, slot, slot)` for each of
 /// `refreshed`, then calls `split`, which then never needs a key.
@@ -135,8 +130,9 @@ impl SparseIndex {
         !is_whole
     }
 
-    /// An upper bound of the bytes of an index of `rows` rows, for a plan of the memory budget;
-    /// about 6.6 bytes a row are used where none were removed.
+    /// An upper bound of the bytes of an index of `rows` rows; about 6.6 bytes a row are used where
+    /// none were removed.
+    #[cfg(test)]
     pub fn planned_bytes(rows: u64) -> u64 {
         rows * 8 + 4096
     }
@@ -169,45 +165,6 @@ impl SparseIndex {
             true
         });
         first
-    }
-
-    /// Gives `found` the candidates of many hashes: the place of the hash in `hashes` and a slot
-    /// number, in the order of `hashes`. Finds what `candidates` finds, but works on several hashes
-    /// at once, so that waiting for memory overlaps: several times faster where the index is larger
-    /// than the processor's caches.
-    pub fn candidates_of(&self, hashes: &[u64], mut found: impl FnMut(usize, u32)) {
-        // Matches whose slot number was asked for but not read.
-        let mut waiting = [(0usize, 0usize, 0usize); AHEAD];
-        let (mut first, mut end) = (0usize, 0usize);
-        let mut read = |(place, partition, position): (usize, usize, usize)| {
-            found(place, self.partition(partition).slot(position));
-        };
-        for at in 0..hashes.len() + 2 * AHEAD {
-            if let Some(hash) = hashes.get(at) {
-                self.prefetch_directory(*hash);
-            }
-            if let Some(hash) = at.checked_sub(AHEAD).and_then(|at| hashes.get(at)) {
-                self.prefetch(*hash);
-            }
-            let Some((place, hash)) =
-                at.checked_sub(2 * AHEAD).and_then(|at| Some((at, *hashes.get(at)?)))
-            else {
-                continue;
-            };
-            let address = self.address(hash);
-            let partition = self.partition(address.partition);
-            partition.find(address.tag, |position| {
-                partition.prefetch_slot(position);
-                if end - first == AHEAD {
-                    read(waiting[first % AHEAD]);
-                    first += 1;
-                }
-                waiting[end % AHEAD] = (place, address.partition, position);
-                end += 1;
-                false
-            });
-        }
-        (first..end).for_each(|at| read(waiting[at % AHEAD]));
     }
 
     /// Whether the entry of `hash` with slot number `slot` is here: whether that stored copy of the
@@ -302,13 +259,7 @@ impl SparseIndex {
         Some(Merge { parent, child })
     }
 
-    /// First stage of prefetching a look-up of `hash`: where its partition is.
-    #[inline]
-    pub fn prefetch_directory(&self, hash: u64) {
-        prefetch_read(self.partition(self.address(hash).partition));
-    }
-
-    /// Second stage: the tags. Reads what the first stage asked for.
+    /// Asks for the tags that a look-up of `hash` reads.
     #[inline]
     pub fn prefetch(&self, hash: u64) {
         self.partition(self.address(hash).partition).prefetch();

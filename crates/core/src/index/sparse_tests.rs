@@ -3,7 +3,8 @@
 
 use std::collections::HashMap;
 
-use super::{Merge, SparseIndex, Split};
+use super::SparseIndex;
+use super::sparse::{Merge, Split};
 use crate::error::{Error, ErrorKind, Result};
 use crate::hash::mix;
 
@@ -89,15 +90,6 @@ impl Model {
         self.index.assert_consistent();
         assert_eq!(self.index.len(), self.rows.len() as u64);
         let mut slots = vec![];
-        let (mut one_by_one, mut together) = (vec![], vec![]);
-        let hashes: Vec<u64> = self.rows.keys().map(|key| mix(*key, SALT)).collect();
-        for (place, hash) in hashes.iter().enumerate() {
-            slots.clear();
-            self.index.candidates(*hash, &mut slots);
-            one_by_one.extend(slots.iter().map(|slot| (place, *slot)));
-        }
-        self.index.candidates_of(&hashes, |place, slot| together.push((place, slot)));
-        assert_eq!(one_by_one, together);
         for (key, slot) in &self.rows {
             slots.clear();
             let hash = mix(*key, SALT);

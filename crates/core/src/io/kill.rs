@@ -10,7 +10,6 @@
 
 /// An operation on a directory or its files, or a step of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "kill"), allow(dead_code, reason = "only named"))]
 pub(super) enum Operation {
     Create,
     Write,

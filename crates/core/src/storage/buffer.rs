@@ -34,7 +34,7 @@ impl Hasher for KeyHasher {
 
 /// A dirty row that comes to wait.
 #[derive(Clone, Copy, Debug)]
-pub struct DirtyRow<'a> {
+pub(crate) struct DirtyRow<'a> {
     /// Table of the row.
     pub table: u16,
     /// Its key.
@@ -59,7 +59,7 @@ struct Waiting {
 
 /// Dirty rows on their way to storage.
 #[derive(Debug)]
-pub struct FlushBuffer {
+pub(crate) struct FlushBuffer {
     row_words: usize,
     rows: Vec<f32>,
     waiting: Vec<Waiting>,
@@ -70,7 +70,7 @@ pub struct FlushBuffer {
 
 impl FlushBuffer {
     /// A buffer of `capacity` rows, all memory taken now.
-    pub fn new(capacity: usize, row_words: usize) -> Self {
+    pub(crate) fn new(capacity: usize, row_words: usize) -> Self {
         let mut map = HashMap::default();
         map.reserve(capacity);
         Self {
@@ -84,39 +84,34 @@ impl FlushBuffer {
     }
 
     /// Bytes that a buffer of `capacity` rows takes.
-    pub fn memory_for(capacity: usize, row_words: usize) -> usize {
+    pub(crate) fn memory_for(capacity: usize, row_words: usize) -> usize {
         let map = (capacity * 8 / 7).next_power_of_two() * 25;
         capacity * (row_words * 4 + size_of::<Waiting>() + 4) + map
     }
 
     /// Allocated bytes.
-    pub fn memory_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         Self::memory_for(self.capacity, self.row_words)
     }
 
     /// Rows that wait.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.map.len()
     }
 
-    /// True when no row waits.
-    pub fn is_empty(&self) -> bool {
-        self.map.is_empty()
-    }
-
     /// Rows that can be pushed before a flush.
-    pub fn free(&self) -> usize {
+    pub(crate) fn free(&self) -> usize {
         self.capacity - self.map.len()
     }
 
     /// Rows that wait, in no useful order.
-    pub fn rows(&self) -> impl Iterator<Item = DirtyRow<'_>> {
+    pub(crate) fn rows(&self) -> impl Iterator<Item = DirtyRow<'_>> {
         let there = (0..self.waiting.len() as u32).filter(|at| self.waiting[*at as usize].live);
         there.map(|at| self.at(at))
     }
 
     /// Adds a row that is not here yet. Panics when full: the owner flushes before.
-    pub fn push(&mut self, row: DirtyRow<'_>) {
+    pub(crate) fn push(&mut self, row: DirtyRow<'_>) {
         let DirtyRow { table, key, dirty_since, origin, words: row } = row;
         let waiting = Waiting { dirty_since, table, key, origin, live: true };
         let at = match self.holes.pop() {
@@ -137,7 +132,7 @@ impl FlushBuffer {
     }
 
     /// Finds a waiting row.
-    pub fn find(&self, table: u16, key: u64) -> Option<u32> {
+    pub(crate) fn find(&self, table: u16, key: u64) -> Option<u32> {
         if self.map.is_empty() {
             return None;
         }
@@ -145,7 +140,7 @@ impl FlushBuffer {
     }
 
     /// The row at a place that `find` gave.
-    pub fn at(&self, at: u32) -> DirtyRow<'_> {
+    pub(crate) fn at(&self, at: u32) -> DirtyRow<'_> {
         let Waiting { dirty_since, table, key, origin, .. } = self.waiting[at as usize];
         let begin = at as usize * self.row_words;
         let words = &self.rows[begin..begin + self.row_words];
@@ -154,7 +149,7 @@ impl FlushBuffer {
 
     /// Takes a row out: it went back to the cache, or its key was deleted. False where it does not
     /// wait.
-    pub fn remove(&mut self, table: u16, key: u64) -> bool {
+    pub(crate) fn remove(&mut self, table: u16, key: u64) -> bool {
         if self.map.is_empty() {
             return false;
         }
@@ -165,7 +160,7 @@ impl FlushBuffer {
     }
 
     /// The places of all waiting rows, those dirty for longest first; `now` is the newest stamp.
-    pub fn longest_dirty_first(&self, now: u32, order: &mut Vec<u32>) {
+    pub(crate) fn longest_dirty_first(&self, now: u32, order: &mut Vec<u32>) {
         order.clear();
         order.extend((0..self.waiting.len() as u32).filter(|at| self.waiting[*at as usize].live));
         order.sort_unstable_by_key(|at| {
@@ -174,7 +169,7 @@ impl FlushBuffer {
     }
 
     /// Forgets all rows: they were written.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.waiting.clear();
         self.holes.clear();
         self.map.clear();

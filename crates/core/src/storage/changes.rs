@@ -2,7 +2,7 @@
 
 /// The effect of one change on a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RowChange {
+pub(crate) enum RowChange {
     /// A copy was written to this slot, by a verb or by upkeep.
     Written {
         /// The table.
@@ -30,19 +30,19 @@ pub enum RowChange {
 
 /// Slots of a log, a bit for each; or all others.
 #[derive(Clone, Debug, Default)]
-pub struct SlotSet {
+pub(crate) struct SlotSet {
     words: Vec<u64>,
     is_complement: bool,
 }
 
 impl SlotSet {
     /// Those whose bits are set, 64 in a word.
-    pub fn of_bits(words: Vec<u64>) -> Self {
+    pub(crate) fn of_bits(words: Vec<u64>) -> Self {
         Self { words, is_complement: false }
     }
 
     /// Adds a slot to a set that is not a complement.
-    pub fn insert(&mut self, slot: u32) {
+    pub(crate) fn insert(&mut self, slot: u32) {
         let at = slot as usize / 64;
         if at >= self.words.len() {
             self.words.resize((at + 1).next_multiple_of(1024), 0);
@@ -51,12 +51,12 @@ impl SlotSet {
     }
 
     /// All slots that are not in it.
-    pub fn complement(self) -> Self {
+    pub(crate) fn complement(self) -> Self {
         Self { is_complement: !self.is_complement, ..self }
     }
 
     /// Clears the bits of slots that are not in it.
-    pub fn retain_in(&self, bits: &mut [u64]) {
+    pub(crate) fn retain_in(&self, bits: &mut [u64]) {
         for (at, word) in bits.iter_mut().enumerate() {
             let of_set = self.words.get(at).copied().unwrap_or(0);
             *word &= if self.is_complement { !of_set } else { of_set };

@@ -4,7 +4,7 @@ use crate::config::{Merging, StorageKind};
 
 /// A row class: what its record says of its pages and its file, and options of merges.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ClassFacts {
+pub(crate) struct ClassFacts {
     /// Number of the class.
     pub class: u16,
     /// How its rows are stored.
@@ -23,7 +23,7 @@ pub struct ClassFacts {
 
 /// A table: what its record says of its keys.
 #[derive(Clone, Copy, Debug)]
-pub struct TableFacts<'a> {
+pub(crate) struct TableFacts<'a> {
     /// Number of the table.
     pub table: u16,
     /// Its name.
@@ -46,7 +46,7 @@ pub struct TableFacts<'a> {
 
 /// The commit at which what was recovered is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OpenAt {
+pub(crate) struct OpenAt {
     /// Number of the commit, 0 for none.
     pub commit: u64,
     /// The class's position that the commit notes: no page of it has a larger sequence.

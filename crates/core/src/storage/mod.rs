@@ -12,14 +12,15 @@ mod contract;
 mod facts;
 mod failures;
 mod kinds;
-pub mod log;
-pub mod lsm;
+pub(crate) mod log;
+pub(crate) mod lsm;
 #[cfg(test)]
 mod map;
-pub mod page;
+mod need;
+pub(crate) mod page;
 mod pins;
 mod placement;
-pub mod pmem;
+pub(crate) mod pmem;
 mod read;
 mod reader;
 mod report;
@@ -27,35 +28,37 @@ mod size;
 mod sweep;
 mod traits;
 
-pub use buffer::{DirtyRow, FlushBuffer};
-pub use changes::{RowChange, SlotSet};
-pub use facts::{ClassFacts, OpenAt, TableFacts};
-pub use kinds::{
-    DiskNeed, IndexMemory, check_class, create, disk_bytes_for, index_memory, index_memory_to_grow,
-    is_packed, packed_growth, recovery,
+pub(crate) use buffer::{DirtyRow, FlushBuffer};
+pub(crate) use changes::{RowChange, SlotSet};
+pub(crate) use facts::{ClassFacts, OpenAt, TableFacts};
+pub(crate) use kinds::{check_class, create, recovery};
+pub(crate) use log::demand::{Demand, Share};
+pub(crate) use log::{ClassNeed, choose_segment, seed_of_file};
+pub(crate) use need::{
+    disk_bytes_for, index_memory, index_memory_to_grow, is_packed, packed_growth,
 };
-pub use log::demand::{Demand, Share};
-pub use log::{ClassNeed, choose_segment, seed_of_file};
 pub use page::PageLayout;
-pub use pins::{Begun, Parts};
-pub use placement::{Freeze, FreezePlan, Placement};
-pub use pmem::{
+pub(crate) use pins::{Begun, Parts};
+pub(crate) use placement::{Freeze, FreezePlan, Placement};
+pub(crate) use pmem::{
     LentRows, Region, Resize, Writer as RegionWriter, has_regions, remove_other_regions, resize,
     table_of_region,
 };
-pub use read::{Found, PageAddress, PageSource, Resolved, Want};
-pub use reader::PageReader;
-pub use report::{Cut, MergeCounts, SpaceBound, StorageMemory, StorageStats, UnitReport, Written};
-pub use size::{PAGE_SIZES, choose_page, possible_pages};
-pub use sweep::{Areas, Checked, Finding, Sweep, SweptRow, TakeRows};
-pub use traits::{
+pub(crate) use read::{Found, PageAddress, PageSource, Resolved, Want};
+pub(crate) use reader::PageReader;
+pub(crate) use report::{
+    Cut, MergeCounts, SpaceBound, StorageMemory, StorageStats, UnitReport, Written,
+};
+pub(crate) use size::{PAGE_SIZES, choose_page, possible_pages};
+pub(crate) use sweep::{Areas, Checked, Finding, Sweep, SweptRow, TakeRows};
+pub(crate) use traits::{
     Hearer, Storage, StorageBudget, StorageChanges, StorageCounts, StorageFreeze, StorageJournal,
     StoragePins, StorageRead, StorageRecovery, StorageRefresh, StorageSpace, StorageSweeps,
     StorageTables, StorageUpkeep, StorageWrite, Unit,
 };
 
 /// The questions of a layout about rows in DRAM while it moves stored copies.
-pub trait Residents {
+pub(crate) trait Residents {
     /// True when DRAM holds a newer row than storage does: the stored copy need not be moved.
     fn is_dirty(&self, table: u16, key: u64) -> bool;
     /// True while a commit writes the rows that were dirty when it began.

@@ -12,11 +12,11 @@ const MAGIC: [u8; 4] = *b"ERPG";
 const VERSION: u8 = 1;
 const KIND_ROWS: u8 = 1;
 /// Bytes before the first row.
-pub const HEADER_BYTES: usize = 32;
+pub(crate) const HEADER_BYTES: usize = 32;
 /// Directory bytes per row: key and table.
-pub const ENTRY_BYTES: usize = 10;
+pub(crate) const ENTRY_BYTES: usize = 10;
 /// Smallest and largest page.
-pub const PAGE_BYTES_RANGE: RangeInclusive<usize> = 512..=65_536;
+pub(crate) const PAGE_BYTES_RANGE: RangeInclusive<usize> = 512..=65_536;
 
 /// The layout of the pages of one row class.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 /// The parts of a class's files that have rows of a commit. They stay as long as it is pinned.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Parts {
+pub(crate) struct Parts {
     /// Segments of the file of pages, as rising ranges: the first and the last one of each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub segments: Vec<(u32, u32)>,
@@ -17,7 +17,7 @@ pub struct Parts {
 
 impl Parts {
     /// Those of segments whose numbers rise.
-    pub fn of_segments(ids: impl Iterator<Item = u32>) -> Self {
+    pub(crate) fn of_segments(ids: impl Iterator<Item = u32>) -> Self {
         let mut segments: Vec<(u32, u32)> = Vec::new();
         for id in ids {
             match segments.last_mut() {
@@ -29,23 +29,23 @@ impl Parts {
     }
 
     /// Its segments, range by range.
-    pub fn segments(&self) -> impl Iterator<Item = RangeInclusive<u32>> + '_ {
+    pub(crate) fn segments(&self) -> impl Iterator<Item = RangeInclusive<u32>> + '_ {
         self.segments.iter().map(|(first, last)| *first..=*last)
     }
 
     /// Whether it has a segment.
-    pub fn has_segment(&self, id: u32) -> bool {
+    pub(crate) fn has_segment(&self, id: u32) -> bool {
         let behind = self.segments.partition_point(|(first, _)| *first <= id);
         behind > 0 && self.segments[behind - 1].1 >= id
     }
 
     /// Whether it has a partition file.
-    pub fn has_partition(&self, number: u32) -> bool {
+    pub(crate) fn has_partition(&self, number: u32) -> bool {
         self.partitions.binary_search_by_key(&number, |(number, _)| *number).is_ok()
     }
 
     /// Refuses what no store writes: numbers that do not rise.
-    pub fn verify(&self) -> Result<()> {
+    pub(crate) fn verify(&self) -> Result<()> {
         let ordered = self.segments.iter().all(|(first, last)| first <= last)
             && self.segments.windows(2).all(|pair| pair[0].1 < pair[1].0)
             && self.partitions.windows(2).all(|pair| pair[0].0 < pair[1].0);
@@ -58,7 +58,7 @@ impl Parts {
 
 /// The facts about a class that a journal file needs which begins with the commit at hand.
 #[derive(Clone, Debug, Default)]
-pub struct Begun {
+pub(crate) struct Begun {
     /// As the record of a [`Cut`](super::Cut).
     pub record: String,
     /// Partitions of growing tables, by table.

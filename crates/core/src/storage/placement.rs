@@ -6,7 +6,7 @@ use crate::error::Result;
 /// Pages of the rows of a class, by table and key. Rows that it does not have follow behind those
 /// that it has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Placement {
+pub(crate) struct Placement {
     /// Table and key of each row, in the order of the pages in which they are at home.
     pub rows: Vec<(u16, u64)>,
     /// The end in `rows` of each home page.
@@ -20,7 +20,7 @@ pub struct Placement {
 
 /// The input of a freeze.
 #[derive(Clone, Debug)]
-pub struct FreezePlan {
+pub(crate) struct FreezePlan {
     /// Which rows lie together.
     pub placement: Placement,
     /// The index names at most so many pages of a row, its home among them.
@@ -31,7 +31,7 @@ pub struct FreezePlan {
 
 /// A unit of upkeep that writes all rows of a class anew as frozen pages. It is given every row
 /// once, in any order, and its steps then write them.
-pub trait Freeze: Unit {
+pub(crate) trait Freeze: Unit {
     /// Takes a row. One of the storage itself is dropped from where it is stored once the outcome
     /// is installed; `is_own` says so.
     fn push(&mut self, row: SweptRow<'_>, is_own: bool) -> Result<()>;

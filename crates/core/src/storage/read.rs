@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 /// A page of a storage. In order, neighbours lie side by side on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PageAddress {
+pub(crate) struct PageAddress {
     /// Which of the storage's files, by a number of its own.
     pub file: u16,
     /// Its number within the file.
@@ -16,7 +16,7 @@ pub struct PageAddress {
 
 /// A page that may hold the row of a miss. In order, wants of a page follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Want {
+pub(crate) struct Want {
     /// The page.
     pub at: PageAddress,
     /// The place in it, in the storage's own terms.
@@ -27,7 +27,7 @@ pub struct Want {
 
 /// The place of a key, as far as memory tells.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Found<'a> {
+pub(crate) enum Found<'a> {
     /// Never written, or deleted.
     Absent,
     /// It waits to be written.
@@ -55,7 +55,7 @@ pub enum Found<'a> {
 
 /// The result of an arrived page for a miss.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Resolved<'p> {
+pub(crate) enum Resolved<'p> {
     /// Its row.
     Row {
         /// Values and state.
@@ -71,7 +71,7 @@ pub enum Resolved<'p> {
 
 /// The files behind page addresses, and how their pages are verified: what a reader needs without
 /// the lock of the storage.
-pub trait PageSource: Send + Sync {
+pub(crate) trait PageSource: Send + Sync {
     /// A file.
     fn file(&self, number: u16) -> Arc<dyn File>;
     /// Bytes of a page.

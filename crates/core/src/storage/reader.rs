@@ -15,7 +15,7 @@ use std::time::Instant;
 const TOGETHER: usize = 8;
 
 /// A queue and the rule for merging neighbours.
-pub struct PageReader {
+pub(crate) struct PageReader {
     queue: Box<dyn Queue>,
     /// Answers that nobody has looked at yet, the next one last.
     done: Vec<Completion>,
@@ -29,7 +29,7 @@ impl PageReader {
     /// A reader whose requests are of one page, or with `merge` of as many as the longest buffer of
     /// the queue holds. Without a curve neighbours are merged only when no page between them is
     /// read in vain.
-    pub fn new(
+    pub(crate) fn new(
         queue: Box<dyn Queue>,
         page_bytes: usize,
         curve: Option<&DeviceCurve>,
@@ -67,7 +67,7 @@ impl PageReader {
     /// Reads `pages` (sorted, distinct) and calls `each(page, bytes)` for every verified one, in
     /// order of completion. Blocks until all are done; the first error ends it after what is in
     /// flight has finished. What a panic of `each` leaves in flight is waited for by the next read.
-    pub fn read(
+    pub(crate) fn read(
         &mut self,
         source: &dyn PageSource,
         pages: &[PageAddress],

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// The bytes that a layout has written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Written {
+pub(crate) struct Written {
     /// Rows that verbs changed.
     pub rows: u64,
     /// Rows that upkeep moved.
@@ -17,7 +17,7 @@ pub struct Written {
 
 /// Counts of a layout's merges since open, of those whose outcome was taken over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MergeCounts {
+pub(crate) struct MergeCounts {
     /// How many.
     pub merges: u64,
     /// Rows and tombstones that they took out of the newest rows.
@@ -48,7 +48,7 @@ pub struct MergeCounts {
 
 impl MergeCounts {
     /// Adds what other merges did.
-    pub fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.merges += other.merges;
         self.taken += other.taken;
         self.outdated += other.outdated;
@@ -67,7 +67,7 @@ impl MergeCounts {
 
 /// The stored rows, and their cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StorageStats {
+pub(crate) struct StorageStats {
     /// Bytes of the files of rows.
     pub disk_bytes: u64,
     /// Copies that are the newest of their key.
@@ -88,7 +88,7 @@ pub struct StorageStats {
 
 /// How a layout spends memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StorageMemory {
+pub(crate) struct StorageMemory {
     /// Bytes of the indexes and what is counted beside them.
     pub index_bytes: u64,
     /// Bytes of rows that wait, of writes, and of changes that wait for the journal.
@@ -97,13 +97,13 @@ pub struct StorageMemory {
 
 impl StorageMemory {
     /// All of it.
-    pub fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.index_bytes + self.buffer_bytes
     }
 }
 
 /// The end of a layout's part of a commit.
-pub struct Cut {
+pub(crate) struct Cut {
     /// The file that has to be synced for all of it to be durable.
     pub unsynced: Option<Arc<dyn File>>,
     /// The layout's position when the commit before was cut: its own number.
@@ -122,7 +122,7 @@ pub struct Cut {
 
 /// How much room upkeep may count on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SpaceBound {
+pub(crate) enum SpaceBound {
     /// The layout may take so many bytes of the disk.
     Most(u64),
     /// Somebody else was refused room.
@@ -131,7 +131,7 @@ pub enum SpaceBound {
 
 /// The work of a unit of upkeep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UnitReport {
+pub(crate) struct UnitReport {
     /// Pages read back.
     pub pages: u64,
     /// Rows written again.

@@ -4,7 +4,7 @@ use super::PageLayout;
 use crate::io::DeviceCurve;
 
 /// Page sizes that a new class considers, smallest first.
-pub const PAGE_SIZES: [usize; 6] = [512, 1024, 2048, 4096, 8192, 16_384];
+pub(crate) const PAGE_SIZES: [usize; 6] = [512, 1024, 2048, 4096, 8192, 16_384];
 /// A larger page is taken while its request rate stays above this share of the best.
 const PAGE_RATE_SHARE: f64 = 0.85;
 /// Rows fill at least this share of a page, and under a disk bound this share of what they can.
@@ -60,13 +60,13 @@ fn filled(page_bytes: usize, row_bytes: usize) -> f64 {
 
 /// All pages that a class of such rows may get, smallest first, whatever the device does; `bounded`
 /// tells whether the disk is.
-pub fn possible_pages(row_bytes: usize, alignment: usize, bounded: bool) -> Vec<usize> {
+pub(crate) fn possible_pages(row_bytes: usize, alignment: usize, bounded: bool) -> Vec<usize> {
     Pages::of(row_bytes, alignment, bounded).possible()
 }
 
 /// The largest page whose request rate is close to the best, and which rows fill well: under a disk
 /// bound nearly as well as any, because what pages leave empty is room that cleaning lacks.
-pub fn choose_page(
+pub(crate) fn choose_page(
     row_bytes: usize,
     alignment: usize,
     curve: Option<&DeviceCurve>,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// A stored row that a sweep has come to.
 #[derive(Clone, Copy, Debug)]
-pub struct SweptRow<'a> {
+pub(crate) struct SweptRow<'a> {
     /// Table of the row.
     pub table: u16,
     /// Its key.
@@ -22,12 +22,12 @@ pub struct SweptRow<'a> {
 }
 
 /// Takes rows that are stored together.
-pub type TakeRows<'a> = dyn FnMut(&mut dyn Iterator<Item = SweptRow<'_>>) -> Result<()> + 'a;
+pub(crate) type TakeRows<'a> = dyn FnMut(&mut dyn Iterator<Item = SweptRow<'_>>) -> Result<()> + 'a;
 
 /// A pass over the newest stored copies of a table, or of all, as they were when it began, in the
 /// order of the file. One of all tables may come to outdated copies, too. Rows may be written and
 /// moved meanwhile; what it names stays as it was until its ticket ends. It needs no lock.
-pub trait Sweep: Any + Send + Sync {
+pub(crate) trait Sweep: Any + Send + Sync {
     /// Reads at most `most` more pages and hands their rows over; `None` at the end. Each page is
     /// verified before.
     fn read(
@@ -43,7 +43,7 @@ pub trait Sweep: Any + Send + Sync {
 
 /// Something wrong that a check has found.
 #[derive(Debug)]
-pub enum Finding {
+pub(crate) enum Finding {
     /// A page cannot be read, or is not what was written.
     Damage(Error),
     /// A table has more rows, or fewer, than were found.
@@ -59,7 +59,7 @@ pub enum Finding {
 
 /// The amount that a check has looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Checked {
+pub(crate) struct Checked {
     /// Pages read.
     pub pages: u64,
     /// Rows found where the index says.
@@ -67,7 +67,7 @@ pub struct Checked {
 }
 
 /// Parts of a file that hold written pages, equally long.
-pub struct Areas {
+pub(crate) struct Areas {
     /// The file.
     pub file: Arc<dyn File>,
     /// Their begins.

@@ -12,7 +12,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 /// Finding rows: in memory, or in which pages; reads happen without the class lock.
-pub trait StorageRead {
+pub(crate) trait StorageRead {
     /// The rows of a table that are read and changed without this storage and its lock; `None`
     /// where they go through the cache.
     fn direct(&self, table: u16) -> Option<Arc<Region>> {
@@ -72,7 +72,7 @@ pub trait StorageRead {
 }
 
 /// Passes over what is stored.
-pub trait StorageSweeps {
+pub(crate) trait StorageSweeps {
     /// Begins a sweep of a table, or of all. A page of a single table's that has another row where
     /// the index says one of it, or none, is `Corrupt`. A sweep of all tables reads the same pages
     /// with less memory and hands over outdated rows of theirs, too: `is_newest` tells.
@@ -99,7 +99,7 @@ pub trait StorageSweeps {
 }
 
 /// The changes since an earlier commit. Only rows that have versions tell.
-pub trait StorageChanges {
+pub(crate) trait StorageChanges {
     /// Hands over what changes of the class, as the journal has them, did to rows, in their order.
     /// Upkeep that moves a row says that it was written.
     fn read_changes(&self, bytes: &[u8], each: &mut dyn FnMut(RowChange)) -> Result<()> {
@@ -126,7 +126,7 @@ pub trait StorageChanges {
 }
 
 /// Dirty rows on their way to storage, and deletes.
-pub trait StorageWrite {
+pub(crate) trait StorageWrite {
     /// Rows that wait.
     fn parked(&self) -> usize;
 
@@ -169,7 +169,7 @@ pub trait StorageWrite {
 }
 
 /// The part of a layout that commits and the journal need.
-pub trait StorageJournal {
+pub(crate) trait StorageJournal {
     /// Gives everything to the device; the next epoch begins. Changes that wait belong to the epoch
     /// before: they are drained before anything else is written. With `wants_record` it is said,
     /// too, what a journal file that begins with the commit has to know.
@@ -199,7 +199,7 @@ pub trait StorageJournal {
 }
 
 /// Room on disk, made before it is used and given back.
-pub trait StorageSpace {
+pub(crate) trait StorageSpace {
     /// Bytes that the files of rows take.
     fn disk_bytes(&self) -> u64;
 
@@ -236,7 +236,7 @@ pub trait StorageSpace {
 }
 
 /// Upkeep: what moves rows so that room becomes free, in units.
-pub trait StorageUpkeep {
+pub(crate) trait StorageUpkeep {
     /// Releases what only commits before `released` have; what those before `oldest_kept` have
     /// beside it stays for readers. What was deleted since pays for upkeep like what was written,
     /// only now: before, it would have released nothing.
@@ -356,7 +356,7 @@ pub trait StorageUpkeep {
 }
 
 /// Pinned commits: what they need stays, whatever commits are dropped.
-pub trait StoragePins {
+pub(crate) trait StoragePins {
     /// What a journal file has to know that begins with the commit that was opened. Nothing has
     /// changed since.
     fn begun(&self) -> Begun {
@@ -396,7 +396,7 @@ pub trait StoragePins {
 }
 
 /// Freezing: all rows are written anew in the order of a placement.
-pub trait StorageFreeze {
+pub(crate) trait StorageFreeze {
     /// Begins a freeze, a unit of upkeep like others once it was given all rows. `Misuse` for a
     /// placement that does not fit, and where the storage does not freeze.
     fn begin_freeze(&mut self, plan: FreezePlan) -> Result<Box<dyn Freeze>> {
@@ -407,7 +407,7 @@ pub trait StorageFreeze {
 
 /// A piece of upkeep that needs no lock: it reads what nobody changes, and writes files that nobody
 /// knows yet.
-pub trait Unit: Any + Send {
+pub(crate) trait Unit: Any + Send {
     /// Does a part of it; false when all is done. After an error it can only be abandoned.
     fn step(&mut self) -> Result<bool>;
 
@@ -416,7 +416,7 @@ pub trait Unit: Any + Send {
 }
 
 /// Memory: what a plan of the budget gives, and what is taken.
-pub trait StorageBudget {
+pub(crate) trait StorageBudget {
     /// Takes the buffers of a plan in place of those before. Nothing may wait in these.
     fn equip(&mut self, share: Share, medium: &dyn Medium) -> Result<()>;
 
@@ -452,7 +452,7 @@ pub trait StorageBudget {
 }
 
 /// Counters.
-pub trait StorageCounts {
+pub(crate) trait StorageCounts {
     /// Counters, and what is stored.
     fn stats(&self) -> StorageStats;
 
@@ -465,7 +465,7 @@ pub trait StorageCounts {
 }
 
 /// Tables that come and go.
-pub trait StorageTables {
+pub(crate) trait StorageTables {
     /// Takes a new table in. Returns into how many parts it is divided, of a growing one for whose
     /// recovery that must be known.
     fn create_table(&mut self, facts: &TableFacts<'_>) -> Result<Option<u32>>;
@@ -486,7 +486,7 @@ pub trait StorageTables {
 
 /// A reader that moves to another commit. It is read meanwhile: the index of the next one is made
 /// beside its own.
-pub trait StorageRefresh {
+pub(crate) trait StorageRefresh {
     /// What becomes the storage at a later commit: this one's `tables`, in the order of their ids,
     /// to be changed by what the journal says from `epoch` on. First it has to be given a copy of
     /// the index, by [`copy_more`](Self::copy_more). Copies that commits before `oldest` have are
@@ -507,7 +507,7 @@ pub trait StorageRefresh {
 
 /// What stores the rows of a row class. Whoever holds the lock of the class has it alone; only
 /// reads of pages, sweeps under way and writes in flight go on without.
-pub trait Storage:
+pub(crate) trait Storage:
     StorageRead
     + StorageSweeps
     + StorageChanges
@@ -527,10 +527,10 @@ pub trait Storage:
 }
 
 /// A callback for every row that a change names, by table and key.
-pub type Hearer<'a> = Option<&'a mut dyn FnMut(u16, u64)>;
+pub(crate) type Hearer<'a> = Option<&'a mut dyn FnMut(u16, u64)>;
 
 /// The future storage of a row class while the journal is replayed, in its order.
-pub trait StorageRecovery: Any + Send {
+pub(crate) trait StorageRecovery: Any + Send {
     /// Takes a table in, whose id is larger than those before.
     fn table(&mut self, facts: &TableFacts<'_>) -> Result<()>;
 

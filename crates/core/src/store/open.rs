@@ -12,7 +12,7 @@ use super::files::holds::Hold;
 use super::files::lock::WriterLock;
 use super::files::pairing;
 use super::files::pins::{self, Pins};
-use super::files::place::check_place;
+use super::files::place::{absolute, check_place, is_directory, is_there};
 use super::files::superblock::{self, Superblock};
 use super::journal::ClassRecord;
 use super::pins::{keep_pinned, pins_bytes};
@@ -28,9 +28,7 @@ use crate::metrics::Metrics;
 use crate::storage::{self, OpenAt};
 use parking_lot::{Mutex, RwLock};
 use std::collections::hash_map::RandomState;
-use std::fs::Metadata;
 use std::hash::{BuildHasher, Hasher};
-use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -349,31 +347,6 @@ pub(super) fn files_of_commits(medium: &dyn Medium) -> Result<(Vec<Seen>, Durati
         }
     }
     Ok((files, ago))
-}
-
-/// Whether something lies at a path.
-///
-/// *Errors*: `Io` where that cannot be told: what cannot be looked at is not missing.
-pub(super) fn is_there(path: &Path) -> Result<bool> {
-    Ok(look_at(path)?.is_some())
-}
-
-/// As `is_there`, for a directory.
-pub(super) fn is_directory(path: &Path) -> Result<bool> {
-    Ok(look_at(path)?.is_some_and(|found| found.is_dir()))
-}
-
-fn look_at(path: &Path) -> Result<Option<Metadata>> {
-    match std::fs::metadata(path) {
-        Ok(found) => Ok(Some(found)),
-        Err(error) if [NotFound, NotADirectory].contains(&error.kind()) => Ok(None),
-        Err(error) => Err(Error::os(path.display(), error)),
-    }
-}
-
-/// A path that stays right when the working directory changes.
-pub(super) fn absolute(path: &Path) -> Result<PathBuf> {
-    std::path::absolute(path).map_err(|e| Error::os(format!("path {}", path.display()), e))
 }
 
 fn new_superblock(path: &Path, seed: u64) -> Superblock {

@@ -107,10 +107,10 @@ impl Inner {
 
     /// A reader has read pages: notices when the writer has taken its hold away.
     pub(super) fn note_read(&self) {
-        let lost =
+        let is_lost =
             self.options.read_only && !self.unheld.load(Ordering::Relaxed) && !self.is_held();
-        // Of two threads that find out one tells.
-        if lost && !self.unheld.swap(true, Ordering::Relaxed) {
+        // Of threads that notice at the same time one says so.
+        if is_lost && !self.unheld.swap(true, Ordering::Relaxed) {
             self.log_hold_lost();
         }
     }

@@ -1,12 +1,33 @@
 //! Parts of replies on their way out.
 
-use super::{Piece, RowViews};
+use super::kernel::Piece;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The memory of a chunk beside its bytes.
 const CHUNK_BYTES: usize = 96;
 const WORD_BYTES: usize = size_of::<u64>();
+
+/// Rows where they lie, which stay as they are until this is dropped.
+pub trait RowViews: Send + Sync {
+    /// The words that begin with the row's bytes; `None` where a key has no row.
+    fn row(&self, position: usize) -> Option<&[AtomicU64]>;
+
+    /// Whether a writer waits for room that these rows may hold. Takes no lock.
+    fn is_wanted(&self) -> bool {
+        false
+    }
+}
+
+impl RowViews for embedrock_core::RowViews {
+    fn row(&self, position: usize) -> Option<&[AtomicU64]> {
+        self.row(position)
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.is_wanted()
+    }
+}
 
 /// Bytes that go out together.
 #[derive(Debug)]

@@ -18,6 +18,7 @@ mod loans;
 mod measure;
 mod plan;
 
+pub use chunk::RowViews;
 pub(crate) use chunk::{Chunk, Views};
 pub(crate) use kernel::{Message, Piece, ZeroCopy};
 pub(crate) use loans::Loans;
@@ -31,7 +32,6 @@ use parking_lot::{Mutex, MutexGuard};
 use std::io;
 use std::os::fd::{AsFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// How long a client may leave rows untaken that are lent to the kernel.
@@ -39,27 +39,6 @@ pub const VIEWS_HELD_MOST: Duration = Duration::from_secs(2);
 /// How long, where a writer waits for the room of rows that were replaced. A client that takes all
 /// may acknowledge it 200 ms later.
 pub const VIEWS_WANTED_MOST: Duration = Duration::from_secs(1);
-
-/// Rows where they lie, which stay as they are until this is dropped.
-pub trait RowViews: Send + Sync {
-    /// The words that begin with the row's bytes; `None` where a key has no row.
-    fn row(&self, position: usize) -> Option<&[AtomicU64]>;
-
-    /// Whether a writer waits for room that these rows may hold. Takes no lock.
-    fn is_wanted(&self) -> bool {
-        false
-    }
-}
-
-impl RowViews for embedrock_core::RowViews {
-    fn row(&self, position: usize) -> Option<&[AtomicU64]> {
-        self.row(position)
-    }
-
-    fn is_wanted(&self) -> bool {
-        self.is_wanted()
-    }
-}
 
 /// The place of rows.
 pub trait RowSource: Sync {

@@ -3,8 +3,9 @@
 
 use super::{Draws, TIMES};
 use criterion::{BatchSize, Criterion, Throughput};
-use embedrock_core::cache::{Cache, CacheShape, DenseTable, Location, PolicyKind, RowMut};
+use embedrock_core::config::PolicyKind;
 use embedrock_core::hash::mix;
+use embedrock_core::laboratory::{Cache, CacheShape, DenseTable, Location, RowMut};
 use std::hint::black_box;
 
 const ROWS: u64 = 2_000_000;

@@ -4,7 +4,7 @@
 use super::{Draws, TIMES};
 use criterion::{BatchSize, Criterion, Throughput};
 use embedrock_core::hash::mix;
-use embedrock_core::index::{DenseIndex, SparseIndex};
+use embedrock_core::laboratory::{DenseIndex, SparseIndex};
 use std::hint::black_box;
 
 const DENSE_IDS: u64 = 16 << 20;
@@ -71,10 +71,15 @@ fn sparse(criterion: &mut Criterion) {
     ] {
         let find = |hashes: &mut Vec<u64>| {
             let mut found = 0;
-            index.candidates_of(hashes, |_, slot| {
-                black_box(slot);
-                found += 1;
-            });
+            for (place, hash) in hashes.iter().enumerate() {
+                if let Some(later) = hashes.get(place + AHEAD) {
+                    index.prefetch(*later);
+                }
+                index.visit_candidates(*hash, |slot| {
+                    black_box(slot);
+                    found += 1;
+                });
+            }
             assert!(expected.contains(&found), "{name}: {found} slots of {TIMES} keys");
         };
         group.bench_function(name, |bencher| {

@@ -2,8 +2,8 @@
 
 use super::{Draws, TIMES};
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput};
+use embedrock_core::laboratory::PageLayout;
 use embedrock_core::row::{Dtype, RowLayout};
-use embedrock_core::storage::PageLayout;
 use std::hint::black_box;
 
 const DIM: usize = 32;

@@ -44,7 +44,7 @@ impl StorageChanges for ClassLog {
 
 impl ClassLog {
     /// A sweep of the newest copies of a table that lie in these slots. `ticket` protects them.
-    pub fn sweep_of(&self, table: u16, slots: &SlotSet, ticket: u64) -> PageSweep {
+    pub(crate) fn sweep_of(&self, table: u16, slots: &SlotSet, ticket: u64) -> PageSweep {
         let mut copies = self.newest_copies(Some(table));
         slots.retain_in(copies.bits_mut());
         self.page_sweep(Some(table), copies, ticket)

@@ -24,17 +24,13 @@ use crate::activation::{Branch, note};
 use crate::error::{Error, ErrorKind, Result};
 use crate::planted::{self, Bug};
 use crate::storage::failures::Failures;
+use crate::storage::need::LIVE_SHARE;
 use crate::storage::{
     Residents, SpaceBound, StorageSpace, StorageUpkeep, StorageWrite, UnitReport,
 };
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// The log is cleaned when newest copies are less than this share of newest and dead slots
-/// together. Copies that a kept commit retains are neither: the next commits release them, unless
-/// leftovers keep them, which count as dead. Uniform
-/// updates then move about half a row for each one written; at 0.7 nearly a whole one.
-pub(in crate::storage) const LIVE_SHARE: f64 = 0.6;
 /// With so many times the dead slots that are allowed cleaning cannot wait.
 const HURRY: f64 = 1.5;
 /// Epochs whose writes must find room: a copy that is outdated in one is released by the commit
@@ -246,7 +242,7 @@ impl ClassLog {
     }
 
     /// Bytes of what is known of pages that could not be read.
-    pub fn failures_bytes(&self) -> usize {
+    pub(crate) fn failures_bytes(&self) -> usize {
         self.clean.failures.memory_bytes()
     }
 

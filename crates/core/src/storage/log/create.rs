@@ -18,7 +18,7 @@ const BARE_CHUNKS: usize = 2;
 
 /// The future use of a row class, as far as it determines its segments.
 #[derive(Clone, Copy, Debug)]
-pub struct ClassNeed {
+pub(crate) struct ClassNeed {
     /// Bytes of a row.
     pub row_bytes: usize,
     /// Bytes of a page.
@@ -43,7 +43,7 @@ fn is_size(bytes: u64, page_bytes: usize) -> bool {
 /// Segments that are 1/64 of what the table will hold, 1/512 under a disk bound, where every
 /// stream's open segment is room that nothing else can use; larger where the bound allows, for
 /// tables still to come share the class.
-pub fn choose_segment(need: &ClassNeed) -> Result<u64> {
+pub(crate) fn choose_segment(need: &ClassNeed) -> Result<u64> {
     let ClassNeed { row_bytes, page_bytes, rows, max_disk_bytes, segment_bytes } = *need;
     let least = *sizes(page_bytes).start();
     if let Some(bytes) = segment_bytes {
@@ -65,7 +65,7 @@ pub fn choose_segment(need: &ClassNeed) -> Result<u64> {
 }
 
 /// Refuses the record of a class that no log can have.
-pub fn check_class(facts: &ClassFacts) -> Result<()> {
+pub(crate) fn check_class(facts: &ClassFacts) -> Result<()> {
     let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed, .. } = *facts;
     PageLayout::new(page_bytes, row_bytes, class, seed)?;
     if !is_size(segment_bytes, page_bytes) {
@@ -81,7 +81,7 @@ pub fn check_class(facts: &ClassFacts) -> Result<()> {
 
 /// A log without tables in a new file, whose header is durable on return; `epoch` is the number of
 /// the commit to come.
-pub fn create(
+pub(crate) fn create(
     facts: &ClassFacts,
     file: Arc<dyn File>,
     epoch: u64,
@@ -91,7 +91,7 @@ pub fn create(
 }
 
 /// As `create`.
-pub fn create_log(
+pub(crate) fn create_log(
     facts: &ClassFacts,
     file: Arc<dyn File>,
     epoch: u64,

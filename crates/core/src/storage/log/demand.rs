@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::index::INDEX_BYTES_PER_KEY;
 use crate::io::{Buffers, Medium, pow2_below};
 use crate::storage::failures::FAILURES_BYTES;
-use crate::storage::kinds::{
+use crate::storage::need::{
     bytes_for_written_rows, change_bytes_beside, journal_bytes_beside, log_index_bytes,
 };
 use crate::storage::page::ENTRY_BYTES;
@@ -33,7 +33,7 @@ const CANDIDATES_BYTES: usize = 256;
 const DELTA_BYTES: usize = 16;
 /// A merge takes so many times what it reads together: buffers of reads and writes, rows that wait
 /// to be written, what it has taken in, and what comes beside it.
-pub const MERGE_PORTIONS: usize = 13;
+pub(crate) const MERGE_PORTIONS: usize = 13;
 /// Bytes of changes that come before somebody looks whether they are many: a tombstone of each row
 /// that waits, and an edit.
 const TOMBSTONE_BYTES: usize = 11;
@@ -43,7 +43,7 @@ pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
 
 /// The facts about a storage, existing or not, that a plan of the budget needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Demand {
+pub(crate) struct Demand {
     /// How its rows are stored.
     pub kind: StorageKind,
     /// Bytes of a row.
@@ -55,7 +55,7 @@ pub struct Demand {
 impl Demand {
     /// What the storage takes where its class has `bytes` of the budget; with 0 the least that
     /// works.
-    pub fn share_of(&self, bytes: u64) -> Share {
+    pub(crate) fn share_of(&self, bytes: u64) -> Share {
         let least = CHUNK_BYTES_MIN.max(self.page_bytes);
         let chunk_bytes = pow2_below((bytes / CHUNK_PER_CLASS) as usize)
             .clamp(least, CHUNK_BYTES_MAX.max(self.page_bytes));
@@ -72,7 +72,7 @@ impl Demand {
 
 /// A log's share of the memory budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
+pub(crate) struct Share {
     kind: StorageKind,
     row_bytes: usize,
     chunk_bytes: usize,
@@ -82,7 +82,7 @@ pub struct Share {
 
 impl Share {
     /// All its bytes.
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         let write = Buffers::equal(self.chunks, self.chunk_bytes).queue_bytes(self.chunks);
         let parked = FlushBuffer::memory_for(self.parked_rows, self.row_bytes / 4);
         // One more chunk is the scratch of cleaning. Rows that wait are put in order.
@@ -92,12 +92,12 @@ impl Share {
     }
 
     /// The bytes that a merge, if the storage has merges, reads and writes together.
-    pub fn merge_portion_bytes(&self) -> usize {
+    pub(crate) fn merge_portion_bytes(&self) -> usize {
         if self.kind == StorageKind::Lsm { self.chunk_bytes } else { 0 }
     }
 
     /// Edits and tombstones are handed to the journal when they are this long.
-    pub fn change_portion_bytes(&self) -> usize {
+    pub(crate) fn change_portion_bytes(&self) -> usize {
         self.portion_bytes() / 2
     }
 
@@ -113,7 +113,7 @@ impl Share {
 
     /// Bytes of the changes of a storage with merges that wait for the journal, and of what upkeep
     /// could not read.
-    pub fn growing_bytes(&self) -> usize {
+    pub(crate) fn growing_bytes(&self) -> usize {
         let tombstones = TOMBSTONE_BYTES * self.parked_rows;
         let changes = self.change_portion_bytes() + tombstones + EDIT_BYTES;
         // Growing parts have up to twice their bytes.
@@ -121,7 +121,7 @@ impl Share {
     }
 
     /// Rows that can wait to be written.
-    pub fn parked_rows(&self) -> usize {
+    pub(crate) fn parked_rows(&self) -> usize {
         self.parked_rows
     }
 
@@ -137,18 +137,18 @@ impl Share {
     }
 
     /// Bytes that the index may need for `keys` new keys of growing tables.
-    pub fn memory_for_new_keys(&self, keys: u64) -> u64 {
+    pub(crate) fn memory_for_new_keys(&self, keys: u64) -> u64 {
         keys * INDEX_BYTES_PER_KEY
     }
 
     /// Bytes that the index may need for `rows` rows that are written, where it has `now`, beyond
     /// what verbs have made room for. `ids` are those of its tables; `None` where some grow.
-    pub fn memory_for_written(&self, rows: u64, now: u64, ids: Option<u64>) -> u64 {
+    pub(crate) fn memory_for_written(&self, rows: u64, now: u64, ids: Option<u64>) -> u64 {
         bytes_for_written_rows(self.kind, rows, now, ids)
     }
 
     /// Journal bytes for `rows` rows, where as many wait as can, and as many deltas.
-    pub fn journal_bytes_at_most(&self, rows: u64) -> u64 {
+    pub(crate) fn journal_bytes_at_most(&self, rows: u64) -> u64 {
         let rows = rows + self.parked_rows as u64;
         let changes = self.change_bytes() as u64 + change_bytes_beside(self.kind);
         rows * JOURNAL_BYTES_PER_ROW + journal_bytes_beside(self.kind, rows) + changes

@@ -15,7 +15,7 @@ const SEED_AT: usize = 40;
 const CHECKSUM_AT: usize = 48;
 
 /// Gives a new file its header, and syncs it.
-pub fn write_header(file: &dyn File, facts: &ClassFacts) -> Result<()> {
+pub(crate) fn write_header(file: &dyn File, facts: &ClassFacts) -> Result<()> {
     file.allocate(0, HEADER_BYTES as u64)?;
     file.write_at(&header(facts), 0)?;
     file.sync()
@@ -33,7 +33,7 @@ fn header(facts: &ClassFacts) -> Vec<u8> {
 }
 
 /// Refuses a file that is not that of this class.
-pub fn check_header(file: &dyn File, facts: &ClassFacts) -> Result<()> {
+pub(crate) fn check_header(file: &dyn File, facts: &ClassFacts) -> Result<()> {
     if read_header(file)? != header(facts) {
         bail!(
             Corrupt,
@@ -53,7 +53,7 @@ fn read_header(file: &dyn File) -> Result<Vec<u8>> {
 
 /// The checksum seed of the store that a file of rows belongs to; `None` where its header is not
 /// sound, as after a crash in which it was under way.
-pub fn seed_of_file(file: &dyn File) -> Result<Option<u64>> {
+pub(crate) fn seed_of_file(file: &dyn File) -> Result<Option<u64>> {
     if file.len()? < HEADER_BYTES as u64 {
         return Ok(None);
     }

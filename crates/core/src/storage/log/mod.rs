@@ -29,16 +29,15 @@ mod take;
 mod write;
 mod writer;
 
-pub(super) use cleaner::LIVE_SHARE;
-pub use create::{ClassNeed, check_class, choose_segment, create, create_log};
-pub use demand::MERGE_PORTIONS;
-pub use file::{check_header, seed_of_file, write_header};
-pub use recovery::LogRecovery;
+pub(crate) use create::{ClassNeed, check_class, choose_segment, create, create_log};
+pub(crate) use demand::MERGE_PORTIONS;
+pub(crate) use file::{check_header, seed_of_file, write_header};
+pub(crate) use recovery::LogRecovery;
 pub(crate) use segments::SEGMENT_BYTES_MAX;
 use segments::SEGMENT_PAGES_MIN;
-pub use segments::Segments;
-pub use take::{SlotsOf, TopReader};
-pub use writer::{OpenSegments, Stream, Writer};
+pub(crate) use segments::Segments;
+pub(crate) use take::{SlotsOf, TopReader};
+pub(crate) use writer::{Stream, Writer};
 
 use crate::error::Result;
 use crate::hash::mix;
@@ -55,7 +54,7 @@ const CANDIDATE_SALT: u64 = 0xC0DE;
 
 /// The index of one table.
 #[derive(Debug)]
-pub enum TableIndex {
+pub(crate) enum TableIndex {
     /// Exact, one slot per id.
     Dense(DenseIndex),
     /// Compact hash and the salt that its hashes are made with.
@@ -66,7 +65,7 @@ impl TableIndex {
     /// An index to copy this one into, part by part.
     ///
     /// *Errors*: `Budget` when the machine does not have the memory.
-    pub fn empty_copy(&self) -> Result<Self> {
+    pub(crate) fn empty_copy(&self) -> Result<Self> {
         Ok(match self {
             TableIndex::Dense(index) => TableIndex::Dense(index.empty_copy()?),
             TableIndex::Sparse(index, salt) => TableIndex::Sparse(index.empty_copy(), *salt),
@@ -74,7 +73,7 @@ impl TableIndex {
     }
 
     /// Copies the part of a number into what `empty_copy` gave; says whether parts follow.
-    pub fn copy_part(&self, part: usize, copy: &mut Self) -> bool {
+    pub(crate) fn copy_part(&self, part: usize, copy: &mut Self) -> bool {
         match (self, copy) {
             (TableIndex::Dense(index), TableIndex::Dense(copy)) => index.copy_part(part, copy),
             (TableIndex::Sparse(index, _), TableIndex::Sparse(copy, _)) => {
@@ -87,7 +86,7 @@ impl TableIndex {
     /// Makes room for more ids of a dense table; a growing one has room for all.
     ///
     /// *Errors*: as `DenseIndex::grow`.
-    pub fn grow(&mut self, num_embeddings: u64) -> Result<()> {
+    pub(crate) fn grow(&mut self, num_embeddings: u64) -> Result<()> {
         match self {
             TableIndex::Dense(index) => index.grow(num_embeddings),
             TableIndex::Sparse(..) => Ok(()),
@@ -95,7 +94,7 @@ impl TableIndex {
     }
 
     /// Allocated bytes.
-    pub fn memory_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         match self {
             TableIndex::Dense(index) => index.memory_bytes(),
             TableIndex::Sparse(index, _) => index.memory_bytes(),
@@ -103,25 +102,20 @@ impl TableIndex {
     }
 
     /// Stored keys.
-    pub fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         match self {
             TableIndex::Dense(index) => index.len(),
             TableIndex::Sparse(index, _) => index.len(),
         }
     }
 
-    /// True when no key is stored.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// True for a growing table.
-    pub fn is_sparse(&self) -> bool {
+    pub(crate) fn is_sparse(&self) -> bool {
         matches!(self, TableIndex::Sparse(..))
     }
 
     /// Hints that `key` will be looked up soon.
-    pub fn prefetch(&self, key: u64) {
+    pub(crate) fn prefetch(&self, key: u64) {
         match self {
             TableIndex::Dense(index) => index.prefetch(key),
             TableIndex::Sparse(index, salt) => index.prefetch(mix(key, *salt)),
@@ -129,7 +123,7 @@ impl TableIndex {
     }
 
     /// Slots that may hold `key`: for a dense table the one that does.
-    pub fn candidates(&self, key: u64, slots: &mut Vec<u32>) {
+    pub(crate) fn candidates(&self, key: u64, slots: &mut Vec<u32>) {
         slots.clear();
         match self {
             TableIndex::Dense(index) => {
@@ -145,7 +139,7 @@ impl TableIndex {
     }
 
     /// A checksum over the slots that may hold `key`, whatever their order; 0 where there are none.
-    pub fn candidate_sum(&self, key: u64) -> u32 {
+    pub(crate) fn candidate_sum(&self, key: u64) -> u32 {
         match self {
             TableIndex::Dense(index) => index.get(key),
             TableIndex::Sparse(index, salt) => {
@@ -161,7 +155,7 @@ impl TableIndex {
     }
 
     /// All slots that hold the newest copy of a key, in no useful order.
-    pub fn slots(&self) -> Box<dyn Iterator<Item = u32> + '_> {
+    pub(crate) fn slots(&self) -> Box<dyn Iterator<Item = u32> + '_> {
         match self {
             TableIndex::Dense(index) => match index.words() {
                 Some(words) => Box::new(words.iter().copied().filter(|slot| *slot != 0)),
@@ -174,7 +168,7 @@ impl TableIndex {
     }
 
     /// False for an id that lies outside a dense table.
-    pub fn covers(&self, key: u64) -> bool {
+    pub(crate) fn covers(&self, key: u64) -> bool {
         match self {
             TableIndex::Dense(index) => key < index.num_embeddings(),
             TableIndex::Sparse(..) => true,
@@ -183,7 +177,7 @@ impl TableIndex {
 
     /// The newest stored copy of a dense table's id, 0 for none; a growing table cannot tell
     /// without reading, and has none here.
-    pub fn slot_of(&self, id: u64) -> u32 {
+    pub(crate) fn slot_of(&self, id: u64) -> u32 {
         match self {
             TableIndex::Dense(index) => index.get(id),
             TableIndex::Sparse(..) => 0,
@@ -191,7 +185,7 @@ impl TableIndex {
     }
 
     /// The first of the slots that may hold `key`.
-    pub fn first_candidate(&self, key: u64) -> Option<u32> {
+    pub(crate) fn first_candidate(&self, key: u64) -> Option<u32> {
         match self {
             TableIndex::Dense(index) => Some(index.get(key)).filter(|slot| *slot != 0),
             TableIndex::Sparse(index, salt) => index.first_candidate(mix(key, *salt)),
@@ -199,7 +193,7 @@ impl TableIndex {
     }
 
     /// True when a key is stored, perhaps: of a dense table surely.
-    pub fn may_contain(&self, key: u64) -> bool {
+    pub(crate) fn may_contain(&self, key: u64) -> bool {
         match self {
             TableIndex::Dense(index) => index.get(key) != 0,
             TableIndex::Sparse(..) => self.first_candidate(key).is_some(),
@@ -207,7 +201,7 @@ impl TableIndex {
     }
 
     /// True when `slot` is the newest stored copy of `key`.
-    pub fn is_newest(&self, key: u64, slot: u32) -> bool {
+    pub(crate) fn is_newest(&self, key: u64, slot: u32) -> bool {
         match self {
             TableIndex::Dense(index) => index.get(key) == slot,
             TableIndex::Sparse(index, salt) => index.contains_slot(mix(key, *salt), slot),
@@ -216,7 +210,7 @@ impl TableIndex {
 }
 
 /// The log of one row class.
-pub struct ClassLog {
+pub(crate) struct ClassLog {
     pages: Arc<LogPages>,
     segment_bytes: u64,
     /// Counts of held copies.
@@ -259,7 +253,7 @@ impl Storage for ClassLog {}
 
 impl ClassLog {
     /// A log over an opened file; `segments` describe what it holds.
-    pub fn new(
+    pub(crate) fn new(
         layout: PageLayout,
         file: Arc<dyn File>,
         segment_bytes: u64,
@@ -295,17 +289,17 @@ impl ClassLog {
     }
 
     /// The page layout.
-    pub fn layout(&self) -> &PageLayout {
+    pub(crate) fn layout(&self) -> &PageLayout {
         &self.pages.layout
     }
 
     /// The file of pages.
-    pub fn file(&self) -> &Arc<dyn File> {
+    pub(crate) fn file(&self) -> &Arc<dyn File> {
         &self.pages.file
     }
 
     /// Adds a table's index.
-    pub fn add_table(&mut self, table: u16, index: TableIndex) {
+    pub(crate) fn add_table(&mut self, table: u16, index: TableIndex) {
         let at = self.tables.partition_point(|(id, _)| *id < table);
         self.tables.insert(at, (table, index));
     }
@@ -317,43 +311,41 @@ impl ClassLog {
     }
 
     /// The index of a table of this class.
-    #[allow(clippy::should_implement_trait, reason = "found by table, not by position")]
-    pub fn index(&self, table: u16) -> &TableIndex {
+    pub(crate) fn index(&self, table: u16) -> &TableIndex {
         &self.tables[self.position_of(table)].1
     }
 
     /// The index of a table of this class, to change it.
-    #[allow(clippy::should_implement_trait, reason = "found by table, not by position")]
-    pub fn index_mut(&mut self, table: u16) -> &mut TableIndex {
+    pub(crate) fn index_mut(&mut self, table: u16) -> &mut TableIndex {
         let at = self.position_of(table);
         &mut self.tables[at].1
     }
 
     /// Takes out the index of a table of this class.
-    pub fn take_index(&mut self, table: u16) -> TableIndex {
+    pub(crate) fn take_index(&mut self, table: u16) -> TableIndex {
         self.tables.remove(self.position_of(table)).1
     }
 
     /// All tables' indexes.
-    pub fn indexes(&self) -> impl Iterator<Item = (u16, &TableIndex)> {
+    pub(crate) fn indexes(&self) -> impl Iterator<Item = (u16, &TableIndex)> {
         self.tables.iter().map(|(id, index)| (*id, index))
     }
 
     /// Slots of a segment.
-    pub fn rows_per_segment(&self) -> u64 {
+    pub(crate) fn rows_per_segment(&self) -> u64 {
         self.segment_bytes / self.pages.layout.page_bytes as u64
             * self.pages.layout.rows_per_page as u64
     }
 
     /// Checks that a verified page is the one that was last written in its place; else `Corrupt`.
     #[inline]
-    pub fn verify_sequence(&self, page: &[u8], number: u32) -> Result<()> {
+    pub(crate) fn verify_sequence(&self, page: &[u8], number: u32) -> Result<()> {
         let expected = self.segments.sequences_of(number);
         self.pages.layout.verify_sequence(page, number, self.pages.file.name(), &expected)
     }
 
     /// The page of a slot, if it is still in memory.
-    pub fn page_in_memory(&self, slot: u32) -> Option<&[u8]> {
+    pub(crate) fn page_in_memory(&self, slot: u32) -> Option<&[u8]> {
         self.writer.page(slot / self.pages.layout.rows_per_page as u32)
     }
 

@@ -25,7 +25,7 @@ use std::sync::Arc;
 const BLOCK_DELTAS: usize = 32;
 
 /// The log of one row class while the journal is replayed.
-pub struct LogRecovery {
+pub(crate) struct LogRecovery {
     facts: ClassFacts,
     layout: PageLayout,
     /// By id, ascending.
@@ -186,7 +186,7 @@ impl StorageRecovery for LogRecovery {
 impl LogRecovery {
     /// Begins with a class without tables, in `epoch`. `fillings` is what its record says of the
     /// begin of fillings; commits before `oldest` are not kept.
-    pub fn new(facts: &ClassFacts, fillings: &str, epoch: u64, oldest: u64) -> Result<Self> {
+    pub(crate) fn new(facts: &ClassFacts, fillings: &str, epoch: u64, oldest: u64) -> Result<Self> {
         let ClassFacts { class, row_bytes, page_bytes, segment_bytes, seed, .. } = *facts;
         let layout = PageLayout::new(page_bytes, row_bytes, class, seed)?;
         let pages = segment_bytes / page_bytes as u64;
@@ -218,7 +218,7 @@ impl LogRecovery {
     }
 
     /// The log of the class at a commit, in its file, with the smallest buffers.
-    pub fn finish_log(
+    pub(crate) fn finish_log(
         mut self,
         at: &OpenAt,
         file: Arc<dyn File>,
@@ -399,7 +399,7 @@ impl StorageRefresh for ClassLog {
 
 impl ClassLog {
     /// As [`StorageRefresh::go_on`].
-    pub fn go_on_log(
+    pub(crate) fn go_on_log(
         &self,
         tables: &[TableFacts<'_>],
         epoch: u64,
@@ -429,7 +429,7 @@ impl ClassLog {
     }
 
     /// As [`StorageRefresh::copy_more`].
-    pub fn copy_more_of_log(&self, into: &mut LogRecovery) -> bool {
+    pub(crate) fn copy_more_of_log(&self, into: &mut LogRecovery) -> bool {
         let (at, part) = into.next_part;
         let Some(table) = into.tables.get_mut(at) else { return false };
         let has_more = self.index(table.id).copy_part(part, &mut table.index);

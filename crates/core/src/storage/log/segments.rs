@@ -98,7 +98,7 @@ struct Segment {
 
 /// The segments of one row class.
 #[derive(Debug)]
-pub struct Segments {
+pub(crate) struct Segments {
     pages_per_segment: u32,
     rows_per_page: u32,
     segments: Vec<Segment>,
@@ -161,7 +161,7 @@ fn sequences(first: u64, before: u32, recovered: u64) -> RangeInclusive<u64> {
 
 impl Segments {
     /// An empty table of segments; `epoch` is the number of the commit being prepared.
-    pub fn new(pages_per_segment: u32, rows_per_page: u32, epoch: u64) -> Self {
+    pub(crate) fn new(pages_per_segment: u32, rows_per_page: u32, epoch: u64) -> Self {
         Self {
             pages_per_segment,
             rows_per_page,
@@ -187,17 +187,17 @@ impl Segments {
     }
 
     /// Pages of a segment that can hold rows (page 0 of the file is its header).
-    pub fn pages_of(&self, segment: SegmentId) -> u32 {
+    pub(crate) fn pages_of(&self, segment: SegmentId) -> u32 {
         self.pages_per_segment - u32::from(segment == 0)
     }
 
     /// First page of a segment that can hold rows.
-    pub fn first_page(&self, segment: SegmentId) -> u32 {
+    pub(crate) fn first_page(&self, segment: SegmentId) -> u32 {
         segment * self.pages_per_segment + u32::from(segment == 0)
     }
 
     /// The segment of a page.
-    pub fn of_page(&self, page: u32) -> SegmentId {
+    pub(crate) fn of_page(&self, page: u32) -> SegmentId {
         page / self.pages_per_segment
     }
 
@@ -206,17 +206,17 @@ impl Segments {
     }
 
     /// Number of segments, free ones included.
-    pub fn count(&self) -> u32 {
+    pub(crate) fn count(&self) -> u32 {
         self.segments.len() as u32
     }
 
     /// Segments that take disk.
-    pub fn taken(&self) -> u32 {
+    pub(crate) fn taken(&self) -> u32 {
         self.count() - self.absent.len() as u32
     }
 
     /// Adds one ready segment behind the others.
-    pub fn grow(&mut self) -> SegmentId {
+    pub(crate) fn grow(&mut self) -> SegmentId {
         let id = self.count();
         self.segments.push(Segment {
             state: State::Free,
@@ -237,7 +237,8 @@ impl Segments {
     }
 
     /// Pages in free segments.
-    pub fn free_pages(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn free_pages(&self) -> u64 {
         self.free_total
     }
 
@@ -254,7 +255,7 @@ impl Segments {
     }
 
     /// Their pages.
-    pub fn available_pages(&self) -> u64 {
+    pub(crate) fn available_pages(&self) -> u64 {
         if self.readers.is_empty() {
             // Asked for again and again while a commit cleans: without a look at each segment.
             let pages = |ids: &BTreeSet<SegmentId>| self.pages_in(ids.len(), ids.contains(&0));
@@ -338,7 +339,7 @@ impl Segments {
 
     /// Takes a ready segment for a stream to write to; `None` when there is none, or running reads
     /// forbid all. `sequence` is that of the class's newest page.
-    pub fn open(&mut self, stream: u8, sequence: u64) -> Option<SegmentId> {
+    pub(crate) fn open(&mut self, stream: u8, sequence: u64) -> Option<SegmentId> {
         let oldest = self.oldest_reader();
         let at = self.free.iter().position(|(_, freed)| *freed <= oldest)?;
         let (id, _) = self.free.remove(at)?;
@@ -363,7 +364,7 @@ impl Segments {
     }
 
     /// Marks a segment as written to its end.
-    pub fn seal(&mut self, id: SegmentId) {
+    pub(crate) fn seal(&mut self, id: SegmentId) {
         self.change(id, |segment| segment.state = State::Sealed);
         self.free_if_empty(id);
     }
@@ -412,7 +413,7 @@ impl Segments {
 
     /// Whether a segment was begun before this epoch: its newest copies, or some of them, belong to
     /// a commit.
-    pub fn is_held(&self, id: SegmentId) -> bool {
+    pub(crate) fn is_held(&self, id: SegmentId) -> bool {
         self.segments[id as usize].epoch < self.epoch
     }
 
@@ -444,7 +445,7 @@ impl Segments {
     }
 
     /// Counts a newly written copy, the newest of its key.
-    pub fn written(&mut self, slot: u32) {
+    pub(crate) fn written(&mut self, slot: u32) {
         let id = self.of_slot(slot);
         assert!(
             self.segments[id as usize].state == State::Open,
@@ -456,7 +457,7 @@ impl Segments {
     }
 
     /// Counts a copy as outdated: a newer one was written, or its key was deleted.
-    pub fn outdated(&mut self, slot: u32) {
+    pub(crate) fn outdated(&mut self, slot: u32) {
         let page = slot / self.rows_per_page;
         let id = self.of_page(page);
         let epoch = self.epoch;
@@ -480,7 +481,7 @@ impl Segments {
 
     /// Begins the next epoch. `open` names the segments being filled and their next unwritten
     /// pages.
-    pub fn next_epoch(&mut self, open: &[Option<(SegmentId, u32)>]) {
+    pub(crate) fn next_epoch(&mut self, open: &[Option<(SegmentId, u32)>]) {
         self.epoch += 1;
         for (id, page) in open.iter().flatten() {
             self.segments[*id as usize].boundary = (self.epoch, *page);
@@ -522,12 +523,12 @@ impl Segments {
     }
 
     /// The commit being prepared.
-    pub fn epoch(&self) -> u64 {
+    pub(crate) fn epoch(&self) -> u64 {
         self.epoch
     }
 
     /// Releases what only commits before `oldest_kept` have.
-    pub fn drop_commits_before(&mut self, oldest_kept: u64) {
+    pub(crate) fn drop_commits_before(&mut self, oldest_kept: u64) {
         while let Some(entry) = self.retained.first_entry() {
             if *entry.key() > oldest_kept {
                 break;
@@ -552,7 +553,7 @@ impl Segments {
     }
 
     /// Protects everything stored now against reuse until `end_read`.
-    pub fn begin_read(&mut self) -> u64 {
+    pub(crate) fn begin_read(&mut self) -> u64 {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         *self.readers.entry(ticket).or_default() += 1;
@@ -560,17 +561,17 @@ impl Segments {
     }
 
     /// Ends the protection of a ticket.
-    pub fn end_read(&mut self, ticket: u64) {
+    pub(crate) fn end_read(&mut self, ticket: u64) {
         self.readers.remove(&ticket);
     }
 
     /// Copies that are the newest of their key.
-    pub fn newest_total(&self) -> u64 {
+    pub(crate) fn newest_total(&self) -> u64 {
         self.newest_total
     }
 
     /// Outdated copies that kept commits still have.
-    pub fn retained_total(&self) -> u64 {
+    pub(crate) fn retained_total(&self) -> u64 {
         self.retained_total
     }
 
@@ -582,13 +583,13 @@ impl Segments {
     }
 
     /// Slots of segments that are not free.
-    pub fn used_slots(&self) -> u64 {
+    pub(crate) fn used_slots(&self) -> u64 {
         let all = self.pages_in(self.segments.len(), !self.segments.is_empty());
         (all - self.free_total) * u64::from(self.rows_per_page)
     }
 
     /// Segments that were written to their end and hold something.
-    pub fn sealed(&self) -> impl Iterator<Item = SegmentId> {
+    pub(crate) fn sealed(&self) -> impl Iterator<Item = SegmentId> {
         let sealed = |(id, segment): (usize, &Segment)| {
             (segment.state == State::Sealed).then_some(id as SegmentId)
         };
@@ -667,7 +668,7 @@ impl Segments {
     }
 
     /// The sequences that a page can have if it is the one that was last written in its place.
-    pub fn sequences_of(&self, page: u32) -> RangeInclusive<u64> {
+    pub(crate) fn sequences_of(&self, page: u32) -> RangeInclusive<u64> {
         let id = self.of_page(page);
         let first = self.segments[id as usize].first;
         sequences(first, page - self.first_page(id), self.recovered_sequence)
@@ -683,7 +684,7 @@ impl Segments {
     }
 
     /// Of each segment the least sequence that the first page of its filling can have.
-    pub fn firsts(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn firsts(&self) -> impl Iterator<Item = u64> {
         self.segments.iter().map(|segment| segment.first)
     }
 
@@ -694,12 +695,12 @@ impl Segments {
     }
 
     /// Newest copies of a segment.
-    pub fn newest_of(&self, id: SegmentId) -> u32 {
+    pub(crate) fn newest_of(&self, id: SegmentId) -> u32 {
         self.segments[id as usize].newest
     }
 
     /// Allocated bytes of this table.
-    pub fn memory_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         let retained: usize = self.retained.values().map(|m| m.len() * 12 + 32).sum();
         // A tree holds a third more than what is in it.
         let lists = self.free.capacity() * 16 + (self.absent.len() + self.unsure.len()) * 6;

@@ -34,7 +34,7 @@ impl ClassLog {
     }
 
     /// Bytes of all indexes.
-    pub fn table_bytes(&self) -> u64 {
+    pub(crate) fn table_bytes(&self) -> u64 {
         self.tables.iter().map(|(_, index)| index.memory_bytes() as u64).sum()
     }
 

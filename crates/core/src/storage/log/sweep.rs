@@ -129,7 +129,7 @@ impl ClassLog {
 
 /// A sweep under way. It has all that it needs of the log as that was when it began. Its ticket
 /// keeps pages on the device from being written again.
-pub struct PageSweep {
+pub(crate) struct PageSweep {
     pages: PageSnapshot,
     table: Option<u16>,
     copies: NewestCopies,

@@ -15,7 +15,7 @@ const GROUP_SLOTS: usize = 128;
 
 /// Slots of the newest copies of keys in a range of positions of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SlotsOf {
+pub(crate) struct SlotsOf {
     /// The slots, group after group. Positions of a group lie before those of the next; within a
     /// group there is no order.
     pub slots: Vec<u32>,
@@ -29,7 +29,8 @@ pub struct SlotsOf {
 
 impl SlotsOf {
     /// The slots of each group.
-    pub fn groups(&self) -> impl Iterator<Item = &[u32]> {
+    #[cfg(test)]
+    pub(crate) fn groups(&self) -> impl Iterator<Item = &[u32]> {
         let begins = std::iter::once(0).chain(self.groups.iter().copied());
         begins.zip(&self.groups).map(|(begin, end)| &self.slots[begin as usize..*end as usize])
     }
@@ -49,7 +50,7 @@ impl ClassLog {
     /// looked at, so copies of keys just outside the range may be among them. Unless `in_memory`,
     /// copies whose page has not reached the device are left out, and those of pages that
     /// [`leave_pages`](Self::leave_pages) has named are not there at all.
-    pub fn slots_of(
+    pub(crate) fn slots_of(
         &self,
         table: u16,
         first: u64,
@@ -101,7 +102,7 @@ impl ClassLog {
     }
 
     /// Rows of these sorted pages are not taken, in place of those that were named before.
-    pub fn leave_pages(&mut self, pages: Vec<u32>) {
+    pub(crate) fn leave_pages(&mut self, pages: Vec<u32>) {
         self.left_pages = pages;
     }
 
@@ -112,14 +113,14 @@ impl ClassLog {
 
     /// What tells the rows that a page has from those that it had before its segment was filled
     /// anew; `None` where its segment was cut off the file.
-    pub fn filling_of(&self, page: u32) -> Option<u64> {
+    pub(crate) fn filling_of(&self, page: u32) -> Option<u64> {
         let is_there = self.segments.of_page(page) < self.segments.count();
         is_there.then(|| *self.segments.sequences_of(page).start())
     }
 
     /// Keys of a table at positions `first..=last` that have a copy here. Of a growing table those
     /// of a partition of the index count where it begins.
-    pub fn rows_in(&self, table: u16, first: u64, last: u64) -> u64 {
+    pub(crate) fn rows_in(&self, table: u16, first: u64, last: u64) -> u64 {
         match self.index(table) {
             TableIndex::Dense(index) => index.range(first..=last).count() as u64,
             TableIndex::Sparse(index, _) => {
@@ -132,39 +133,39 @@ impl ClassLog {
     }
 
     /// Table and key of the row at a slot whose page is in memory.
-    pub fn entry_in_memory(&self, slot: u32) -> Option<(u16, u64)> {
+    pub(crate) fn entry_in_memory(&self, slot: u32) -> Option<(u16, u64)> {
         let at = (slot % self.layout().rows_per_page as u32) as usize;
         self.page_in_memory(slot).map(|page| self.layout().entry(page, at))
     }
 
     /// Whether the next copy of a row with this origin outdates one here.
-    pub fn has_copy(&self, table: u16, key: u64, origin: Option<u32>) -> bool {
+    pub(crate) fn has_copy(&self, table: u16, key: u64, origin: Option<u32>) -> bool {
         origin.unwrap_or_else(|| self.index(table).slot_of(key)) != 0
     }
 
     /// Bytes of the index of a table.
-    pub fn index_bytes_of(&self, table: u16) -> u64 {
+    pub(crate) fn index_bytes_of(&self, table: u16) -> u64 {
         self.index(table).memory_bytes() as u64
     }
 
     /// Rows that have their newest copy here.
-    pub fn newest_total(&self) -> u64 {
+    pub(crate) fn newest_total(&self) -> u64 {
         self.segments.newest_total()
     }
 
     /// Slots that there are once the file has grown by so many bytes.
-    pub fn slots_with(&self, more_bytes: u64) -> u64 {
+    pub(crate) fn slots_with(&self, more_bytes: u64) -> u64 {
         let segments = u64::from(self.segments.count()) + more_bytes / self.segment_bytes;
         segments * self.rows_per_segment()
     }
 
     /// Number of the commit to come.
-    pub fn epoch(&self) -> u64 {
+    pub(crate) fn epoch(&self) -> u64 {
         self.segments.epoch()
     }
 
     /// Keys that wait to be written, by table, and whether one has a copy here.
-    pub fn parked_keys(&self) -> impl Iterator<Item = (u16, u64, bool)> + '_ {
+    pub(crate) fn parked_keys(&self) -> impl Iterator<Item = (u16, u64, bool)> + '_ {
         self.buffer.rows().map(|DirtyRow { table, key, origin, .. }| {
             (table, key, self.has_copy(table, key, origin))
         })
@@ -173,7 +174,7 @@ impl ClassLog {
     /// Drops the stored copy of a key at `slot`, which the layer below has, too, by now. False, and
     /// nothing happens, where it is not the newest any more: another was written or waits to be,
     /// or the key was deleted.
-    pub fn drop_copy(&mut self, table: u16, key: u64, slot: u32) -> bool {
+    pub(crate) fn drop_copy(&mut self, table: u16, key: u64, slot: u32) -> bool {
         if slot == 0 || !self.is_indexed(table, key, slot) || self.is_parked(table, key) {
             return false;
         }
@@ -185,14 +186,14 @@ impl ClassLog {
 
     /// A checksum over the slots that may hold a key, whatever their order; 0 where there are none.
     /// As long as it stays the same, the log has, but for rare chance, no other copy of the key.
-    pub fn candidate_sum(&self, table: u16, key: u64) -> u32 {
+    pub(crate) fn candidate_sum(&self, table: u16, key: u64) -> u32 {
         self.index(table).candidate_sum(key)
     }
 
     /// What reads the rows at `slots`, which [`slots_of`](Self::slots_of) gave under the same hold
     /// of the lock. It has a copy of each page in memory that has one of them; others stay as they
     /// are until the caller ends the read ticket that it has drawn under the same hold, too.
-    pub fn top_reader(&self, slots: &[u32]) -> TopReader {
+    pub(crate) fn top_reader(&self, slots: &[u32]) -> TopReader {
         let per_page = self.layout().rows_per_page as u32;
         let mut in_memory: Vec<u32> = self.writer.pages_in_memory().collect();
         in_memory.sort_unstable();
@@ -208,13 +209,13 @@ impl ClassLog {
 }
 
 /// Reads rows of a log as they were at one moment, without the lock of the class.
-pub struct TopReader {
+pub(crate) struct TopReader {
     pages: PageSnapshot,
 }
 
 impl TopReader {
     /// The page of a slot.
-    pub fn page_of(&self, slot: u32) -> u32 {
+    pub(crate) fn page_of(&self, slot: u32) -> u32 {
         slot / self.pages.layout().rows_per_page as u32
     }
 
@@ -222,7 +223,7 @@ impl TopReader {
     /// page is read once.
     ///
     /// *Errors*: `Corrupt` for a damaged page, or one that has no row of the table in such a slot.
-    pub fn read_group(
+    pub(crate) fn read_group(
         &self,
         table: u16,
         slots: &[u32],

@@ -88,7 +88,7 @@ impl StorageWrite for ClassLog {
 
 impl ClassLog {
     /// Writes the rows that wait in the order of `place`, given a table and a key.
-    pub fn flush_by(&mut self, place: impl Fn(u16, u64) -> u64) -> Result<u64> {
+    pub(crate) fn flush_by(&mut self, place: impl Fn(u16, u64) -> u64) -> Result<u64> {
         let mut order = std::mem::take(&mut self.order);
         self.buffer.longest_dirty_first(0, &mut order);
         order.sort_by_cached_key(|at| {
@@ -219,7 +219,7 @@ impl ClassLog {
 #[cfg(test)]
 impl ClassLog {
     /// Keys of a table that have a copy here, in no useful order.
-    pub fn keys_of(&self, table: u16) -> Vec<u64> {
+    pub(crate) fn keys_of(&self, table: u16) -> Vec<u64> {
         let key = |slot| {
             let (layout, file) = (&self.pages.layout, &self.pages.file);
             key_of_slot(layout, file, (&self.writer, &self.segments), table, slot).unwrap()

@@ -30,7 +30,7 @@ struct Chunk {
 
 /// Which open end of the log a row is appended to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stream {
+pub(crate) enum Stream {
     /// Flushed rows; when they are told apart, those that were rewritten soon the last time.
     Flushed = 0,
     /// Flushed rows whose last copy lived long.
@@ -41,11 +41,11 @@ pub enum Stream {
 
 impl Stream {
     /// How many there are.
-    pub const COUNT: usize = 3;
+    pub(crate) const COUNT: usize = 3;
 }
 
 /// The next page of the segments being filled: segment and page, by stream.
-pub type OpenSegments = [Option<(SegmentId, u32)>; Stream::COUNT];
+pub(crate) type OpenSegments = [Option<(SegmentId, u32)>; Stream::COUNT];
 
 #[derive(Debug, Default)]
 struct AppendPoint {
@@ -55,7 +55,7 @@ struct AppendPoint {
 }
 
 /// The open ends of a row class's log.
-pub struct Writer {
+pub(crate) struct Writer {
     file: Arc<dyn File>,
     layout: PageLayout,
     queue: Box<dyn Queue>,
@@ -75,7 +75,7 @@ pub struct Writer {
 
 impl Writer {
     /// A writer whose queue has buffers of whole pages. `sequence` is the last one used.
-    pub fn new(
+    pub(crate) fn new(
         file: Arc<dyn File>,
         layout: PageLayout,
         queue: Box<dyn Queue>,
@@ -100,7 +100,7 @@ impl Writer {
     }
 
     /// Goes on where another writer of the same log finished.
-    pub fn continue_at(&mut self, points: OpenSegments, sequence: u64) {
+    pub(crate) fn continue_at(&mut self, points: OpenSegments, sequence: u64) {
         self.sequence = sequence;
         for (point, segment) in self.points.iter_mut().zip(points) {
             assert!(point.open.is_none(), "a writer continues before it writes");
@@ -109,22 +109,22 @@ impl Writer {
     }
 
     /// Allocated bytes.
-    pub fn memory_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         self.queue.memory_bytes()
     }
 
     /// Sequence number of the newest page.
-    pub fn sequence(&self) -> u64 {
+    pub(crate) fn sequence(&self) -> u64 {
         self.sequence
     }
 
     /// Pages handed to the device so far.
-    pub fn pages_written(&self) -> u64 {
+    pub(crate) fn pages_written(&self) -> u64 {
         self.pages_written
     }
 
     /// Pages that can still be begun in the segments being filled, open pages not counted.
-    pub fn pages_left(&self, segments: &Segments) -> u64 {
+    pub(crate) fn pages_left(&self, segments: &Segments) -> u64 {
         let left = |point: &AppendPoint| {
             let chunk =
                 point.open.as_ref().map_or(0, |c| c.capacity - c.pages - u32::from(c.rows > 0));
@@ -137,7 +137,7 @@ impl Writer {
     }
 
     /// The bytes of a page that is still in memory, perhaps not sealed yet.
-    pub fn page(&self, page: u32) -> Option<&[u8]> {
+    pub(crate) fn page(&self, page: u32) -> Option<&[u8]> {
         let within = |first: u32, pages: u32| (first..first + pages).contains(&page);
         let mut open = self.points.iter().filter_map(|point| point.open.as_ref());
         let begun = |c: &&Chunk| within(c.first_page, c.pages + u32::from(c.rows > 0));
@@ -170,7 +170,7 @@ impl Writer {
 
     /// Adds a row behind the others of its stream, counts it and returns its slot. May wait for a
     /// chunk to be written.
-    pub fn append(
+    pub(crate) fn append(
         &mut self,
         segments: &mut Segments,
         stream: Stream,
@@ -352,7 +352,7 @@ impl Writer {
 
     /// Seals the open pages, writes the open chunks and waits until the device has everything.
     /// Returns where the segments being filled go on. Nothing is durable before a sync.
-    pub fn finish(&mut self, segments: &mut Segments) -> Result<OpenSegments> {
+    pub(crate) fn finish(&mut self, segments: &mut Segments) -> Result<OpenSegments> {
         self.check_sound()?;
         for point in 0..self.points.len() {
             if self.points[point].open.as_ref().is_some_and(|c| c.rows > 0) {
@@ -374,7 +374,12 @@ impl Writer {
 
     /// Reads `pages` neighbouring pages, at most one chunk, into `bytes`, waiting for them. They
     /// are not verified yet. Used by cleaning, which runs under the class lock.
-    pub fn read_back(&mut self, first_page: u32, pages: u32, bytes: &mut Vec<f32>) -> Result<()> {
+    pub(crate) fn read_back(
+        &mut self,
+        first_page: u32,
+        pages: u32,
+        bytes: &mut Vec<f32>,
+    ) -> Result<()> {
         assert!(pages <= self.chunk_pages, "a read-back is at most one chunk");
         self.check_sound()?;
         self.wait_for_writes(first_page..first_page + pages)?;
@@ -419,7 +424,7 @@ impl Writer {
     }
 
     /// Pages of one chunk.
-    pub fn chunk_pages(&self) -> u32 {
+    pub(crate) fn chunk_pages(&self) -> u32 {
         self.chunk_pages
     }
 }

@@ -5,8 +5,7 @@
 //! through once. All reads are left to the first step.
 
 use super::Lsm;
-use super::bottom::{BUILDER_BYTES_PER_ROW, Facts, MergePlan, Partition, Place, PlaceRange};
-use super::create::shape;
+use super::bottom::{BUILDER_BYTES_PER_ROW, Facts, MergePlan, Partition, Place, PlaceRange, Shape};
 use super::newest::{Found, Newest};
 use super::pick::{Costs, Expected, pick, with_neighbour};
 use super::unit::{GivenOut, MergeUnit, Planned};
@@ -137,7 +136,7 @@ impl Lsm {
         let old_bytes: u64 = facts.clone().map(|facts| facts.disk_bytes()).sum();
         let pages: u64 = facts.map(|facts| u64::from(facts.pages)).sum();
         let plan = MergePlan {
-            shape: shape(&self.facts),
+            shape: Shape::of(&self.facts),
             orders: Arc::clone(self.bottom.orders()),
             range,
             inputs,

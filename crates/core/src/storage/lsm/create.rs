@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// A storage without tables, whose top is in a new file; `epoch` is the number of the commit to
 /// come.
-pub fn create(
+pub(crate) fn create(
     facts: &ClassFacts,
     file: Arc<dyn File>,
     epoch: u64,
@@ -26,15 +26,9 @@ pub fn create(
 ) -> Result<Box<dyn Storage>> {
     let top = log::create_log(facts, file, epoch, medium)?;
     let (version, orders) = (Version::default(), Orders::default());
-    let bottom = Bottom::open(Arc::clone(medium), &shape(facts), orders, version, Vec::new())?;
+    let bottom = Bottom::open(Arc::clone(medium), &Shape::of(facts), orders, version, Vec::new())?;
     let room = MergeRoom::new(facts.class);
     Ok(Box::new(Lsm::new(*facts, Arc::clone(medium), top, bottom, Tombstones::default(), room)))
-}
-
-/// The common shape of the partition files of a class.
-pub(super) fn shape(facts: &ClassFacts) -> Shape {
-    let ClassFacts { class, row_bytes, page_bytes, seed, merging, .. } = *facts;
-    Shape { class, page_bytes, row_bytes, seed, filters: merging.filters }
 }
 
 /// The order of a table's rows in the bottom.

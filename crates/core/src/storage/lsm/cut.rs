@@ -3,7 +3,7 @@
 use super::Lsm;
 use super::bottom::{Edit, Version};
 use crate::error::{Result, bail};
-use crate::storage::kinds::journal_bytes_beside;
+use crate::storage::need::journal_bytes_beside;
 use crate::storage::{Cut, StorageJournal, Written};
 
 /// Between the fillings of the top and the version in the record of a class.

@@ -1,6 +1,6 @@
 //! A top above a frozen bottom: look-ups, sweeps while rows are written and deleted, checks.
 
-use super::bottom::{Edit, FrozenWriter};
+use super::bottom::{Edit, FrozenWriter, Shape};
 use super::{IN_BOTTOM, Lsm, create};
 use crate::config::{Merging, StorageKind};
 use crate::hash::mix;
@@ -114,7 +114,7 @@ impl Fixture {
 
     /// Makes a frozen bottom of rows of change 0, which are in no order, with pages of replicas.
     fn freeze(&mut self) {
-        let shape = create::shape(&self.lsm.facts);
+        let shape = Shape::of(&self.lsm.facts);
         let orders = Arc::clone(self.lsm.bottom.orders());
         let queue = self.medium.queue(3, Buffers::equal(3, 8 * PAGE_BYTES)).unwrap();
         let medium = Arc::clone(&self.medium);
@@ -316,7 +316,7 @@ fn a_check_finds_all_rows_at_home_once() {
 #[test]
 fn a_check_names_pages_that_the_index_does_not_agree_with() {
     let fixture = Fixture::new(4);
-    let layout = create::shape(&fixture.lsm.facts).layout(1).unwrap();
+    let layout = Shape::of(&fixture.lsm.facts).layout(1).unwrap();
     let sound = fixture.medium.contents(&fixture.name);
     let page_of = |page: u32| &sound[page as usize * PAGE_BYTES..][..PAGE_BYTES];
     let (home, replica) = (3, fixture.home_pages + 2);

@@ -12,7 +12,7 @@
 //! comes first, and the copies are dropped afterwards, as slowly as the caller likes.
 
 mod begin;
-pub mod bottom;
+pub(crate) mod bottom;
 mod changes;
 mod check;
 mod counts;
@@ -41,8 +41,8 @@ mod write;
 #[cfg(test)]
 mod frozen_tests;
 
-pub use create::create;
-pub use recovery::LsmRecovery;
+pub(crate) use create::create;
+pub(crate) use recovery::LsmRecovery;
 
 use super::log::ClassLog;
 use super::{ClassFacts, Storage};
@@ -63,7 +63,7 @@ use upkeep::Upkeep;
 const IN_BOTTOM: u32 = 1 << 31;
 
 /// The storage of one row class.
-pub struct Lsm {
+pub(crate) struct Lsm {
     facts: ClassFacts,
     medium: Arc<dyn Medium>,
     top: ClassLog,

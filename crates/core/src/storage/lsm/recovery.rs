@@ -5,9 +5,9 @@
 //! them.
 
 use super::Lsm;
-use super::bottom::{Bottom, Edit, Numbered, Orders, Partition, Retired, Version};
+use super::bottom::{Bottom, Edit, Numbered, Orders, Partition, Retired, Shape, Version};
 use super::changes::{Block, read};
-use super::create::{facts_above, order_of, shape};
+use super::create::{facts_above, order_of};
 use super::cut::read_record;
 use super::merge_room::MergeRoom;
 use super::tombstones::Tombstones;
@@ -22,7 +22,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The storage of one row class while the journal is replayed.
-pub struct LsmRecovery {
+pub(crate) struct LsmRecovery {
     facts: ClassFacts,
     top: Box<LogRecovery>,
     orders: Orders,
@@ -42,7 +42,7 @@ pub struct LsmRecovery {
 impl LsmRecovery {
     /// Begins with a class without tables, in `epoch`. `begun` is what its record says; commits
     /// before `oldest` are not kept.
-    pub fn new(facts: &ClassFacts, begun: &str, epoch: u64, oldest: u64) -> Result<Self> {
+    pub(crate) fn new(facts: &ClassFacts, begun: &str, epoch: u64, oldest: u64) -> Result<Self> {
         let (fillings, version) = read_record(begun)?;
         Ok(Self {
             facts: *facts,
@@ -158,7 +158,7 @@ impl StorageRecovery for LsmRecovery {
         self.check_complete()?;
         let Self { facts, top, orders, version, retired, tombstones, open, .. } = *self;
         let top = top.finish_log(at, file, medium)?;
-        let (medium_below, shape) = (Arc::clone(medium), shape(&facts));
+        let (medium_below, shape) = (Arc::clone(medium), Shape::of(&facts));
         let bottom = Bottom::going_on(medium_below, &shape, orders, version, retired, &open)?;
         let room = match at.write_after {
             Some(_) => MergeRoom::find(&**medium, facts.class)?,

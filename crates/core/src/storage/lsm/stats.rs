@@ -4,7 +4,7 @@ use super::Lsm;
 use super::tombstones::Tombstones;
 use crate::error::Result;
 use crate::io::Medium;
-use crate::storage::kinds::index_memory;
+use crate::storage::need::index_memory;
 use crate::storage::{
     Share, StorageBudget, StorageCounts, StorageMemory, StorageSpace, StorageStats, Written,
 };

@@ -13,10 +13,10 @@ mod rehome;
 mod resize;
 mod sweep;
 
-pub use place::{has_regions, region_name, remove_other_regions, table_of_region};
-pub use recovery::PmemRecovery;
-pub use region::{LentRows, Region, Writer};
-pub use resize::{Resize, resize};
+pub(crate) use place::{has_regions, remove_other_regions, table_of_region};
+pub(crate) use recovery::PmemRecovery;
+pub(crate) use region::{LentRows, Region, Writer};
+pub(crate) use resize::{Resize, resize};
 
 use super::{
     Begun, ClassFacts, Cut, DirtyRow, Found, MergeCounts, PageAddress, PageSource, Residents,
@@ -68,7 +68,7 @@ fn no_folder() -> Error {
 }
 
 /// Bytes of the region and of memory for a table of so many rows.
-pub fn region_bytes(capacity: u64, row_bytes: usize) -> Result<(u64, u64)> {
+pub(crate) fn region_bytes(capacity: u64, row_bytes: usize) -> Result<(u64, u64)> {
     let geometry = Geometry::new(capacity, row_bytes).map_err(told)?;
     let memory = Rows::<Mapped>::memory_bytes(&geometry) as u64;
     Ok((geometry.bytes() as u64, memory))
@@ -95,7 +95,7 @@ impl PageSource for NoPages {
 }
 
 /// The regions of the tables of a row class.
-pub struct Pmem {
+pub(crate) struct Pmem {
     facts: ClassFacts,
     medium: Arc<dyn Medium>,
     pages: Arc<NoPages>,
@@ -123,7 +123,7 @@ pub struct Pmem {
 
 /// A storage without tables in a new file, whose header is durable on return; `epoch` is the number
 /// of the commit to come.
-pub fn create(
+pub(crate) fn create(
     facts: &ClassFacts,
     file: Arc<dyn File>,
     epoch: u64,

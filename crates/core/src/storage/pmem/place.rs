@@ -21,18 +21,18 @@ const UNFINISHED: &str = "resized.unfinished";
 const COPIED_BYTES: usize = 1 << 20;
 
 /// The name of a table's region in the store's folder.
-pub fn region_name(table: u16) -> String {
+pub(crate) fn region_name(table: u16) -> String {
     format!("{PREFIX}{table}")
 }
 
 /// The table of a region; `None` for names that `region_name` does not give.
-pub fn table_of_region(name: &str) -> Option<u16> {
+pub(crate) fn table_of_region(name: &str) -> Option<u16> {
     let table = name.strip_prefix(PREFIX)?.parse().ok()?;
     (region_name(table) == name).then_some(table)
 }
 
 /// Whether the store's folder has regions, or links to them.
-pub fn has_regions(medium: &dyn Medium) -> Result<bool> {
+pub(crate) fn has_regions(medium: &dyn Medium) -> Result<bool> {
     let Some(folders) = medium.regions() else { return Ok(false) };
     Ok(!regions_in(&folders.own)?.is_empty())
 }
@@ -49,7 +49,7 @@ fn regions_in(folder: &Path) -> Result<Vec<u16>> {
 }
 
 /// Removes the regions of all tables but these: those that were left by tables which no commit has.
-pub fn remove_other_regions(medium: &dyn Medium, tables: &[u16]) -> Result<()> {
+pub(crate) fn remove_other_regions(medium: &dyn Medium, tables: &[u16]) -> Result<()> {
     let Some(folders) = medium.regions() else { return Ok(()) };
     for table in regions_in(&folders.own)?.iter().filter(|table| !tables.contains(table)) {
         remove(&folders.own.join(region_name(*table)))?;

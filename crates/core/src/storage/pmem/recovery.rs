@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The recovery of a storage in regions.
-pub struct PmemRecovery {
+pub(crate) struct PmemRecovery {
     facts: ClassFacts,
     /// Names of tables.
     tables: BTreeMap<u16, String>,
@@ -26,7 +26,7 @@ pub struct PmemRecovery {
 
 impl PmemRecovery {
     /// One without tables.
-    pub fn new(facts: &ClassFacts, begun: &str) -> Result<Self> {
+    pub(crate) fn new(facts: &ClassFacts, begun: &str) -> Result<Self> {
         if !begun.is_empty() {
             bail!(Corrupt, "class {} has no segments, and its record has fillings", facts.class);
         }

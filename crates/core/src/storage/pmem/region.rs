@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 const LENDS_AGAIN: Duration = Duration::from_secs(5);
 
 /// Rows of a region where they lie.
-pub type LentRows = RowViews<Mapped>;
+pub(crate) type LentRows = RowViews<Mapped>;
 
 /// The rows of a table on persistent memory, and what is counted of them.
-pub struct Region {
+pub(crate) struct Region {
     pub(super) rows: Arc<Rows<Mapped>>,
     /// The table's name, for messages.
     name: String,
@@ -83,22 +83,22 @@ impl Region {
     }
 
     /// Rows that may be stored.
-    pub fn capacity(&self) -> u64 {
+    pub(crate) fn capacity(&self) -> u64 {
         self.rows.geometry().capacity
     }
 
     /// Rows that are stored.
-    pub fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
     /// The events that an acknowledged change survives.
-    pub fn durability(&self) -> Durability {
+    pub(crate) fn durability(&self) -> Durability {
         self.rows.durability()
     }
 
     /// Whether a commit has the table: without one its rows go with it.
-    pub fn has_commit(&self) -> bool {
+    pub(crate) fn has_commit(&self) -> bool {
         self.has_commit.load(Ordering::Relaxed)
     }
 
@@ -111,12 +111,12 @@ impl Region {
     }
 
     /// Bytes of the region.
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.rows.geometry().bytes() as u64
     }
 
     /// Whether it lies in the store's folder and takes room there.
-    pub fn is_own(&self) -> bool {
+    pub(crate) fn is_own(&self) -> bool {
         self.is_own
     }
 
@@ -136,14 +136,14 @@ impl Region {
     }
 
     /// Copies rows: `keys (N,) → words (N × row words)`, and which keys have one.
-    pub fn get(&self, keys: &[u64], words: &mut [f32], found: &mut [bool]) -> Result<()> {
+    pub(crate) fn get(&self, keys: &[u64], words: &mut [f32], found: &mut [bool]) -> Result<()> {
         let got = self.rows.get(keys, bytemuck::cast_slice_mut(words), found);
         got.map(drop).map_err(|error| self.named(error))
     }
 
     /// Hands each row to `each`: its position, its words, and whether there is one; if not, the
     /// words mean nothing. `row` is the room for it.
-    pub fn visit(
+    pub(crate) fn visit(
         &self,
         keys: &[u64],
         row: &mut [f32],
@@ -158,7 +158,7 @@ impl Region {
 
     /// Lends rows out where they lie, each verified. `None` where too many batches are lent, and
     /// for a while after writers had to wait for row slots.
-    pub fn views(&self, keys: &[u64]) -> Result<Option<LentRows>> {
+    pub(crate) fn views(&self, keys: &[u64]) -> Result<Option<LentRows>> {
         if self.is_short() {
             return Ok(None);
         }
@@ -174,17 +174,17 @@ impl Region {
     }
 
     /// Which keys have a row. No row is read.
-    pub fn contains(&self, keys: &[u64], found: &mut [bool]) -> Result<()> {
+    pub(crate) fn contains(&self, keys: &[u64], found: &mut [bool]) -> Result<()> {
         self.rows.contains(keys, found).map_err(|error| self.named(error))
     }
 
     /// Waits for the right to change rows.
-    pub fn write(self: &Arc<Self>) -> Writer<'_> {
+    pub(crate) fn write(self: &Arc<Self>) -> Writer<'_> {
         Writer { region: self, _alone: self.writer.lock() }
     }
 
     /// As [`Writer::put`], for who holds the writer already.
-    pub fn put_held(self: &Arc<Self>, keys: &[u64], words: &[f32], new: u64) -> Result<()> {
+    pub(crate) fn put_held(self: &Arc<Self>, keys: &[u64], words: &[f32], new: u64) -> Result<()> {
         if keys.is_empty() {
             return Ok(());
         }
@@ -202,7 +202,7 @@ impl Region {
 
     /// Moves keys to where they are found first, others out of their way; returns how many are
     /// there. While a sweep is under way nothing moves, and none are.
-    pub fn promote(&self, keys: &[u64]) -> Result<u64> {
+    pub(crate) fn promote(&self, keys: &[u64]) -> Result<u64> {
         let moved = self.move_keys(|rows| rows.promote(keys)).transpose();
         let moved = moved.map_err(|error| self.named(error))?;
         Ok(moved.unwrap_or(0) as u64)
@@ -242,7 +242,7 @@ impl Drop for Region {
 }
 
 /// The right to change the rows of a region.
-pub struct Writer<'a> {
+pub(crate) struct Writer<'a> {
     region: &'a Arc<Region>,
     _alone: MutexGuard<'a, ()>,
 }
@@ -250,7 +250,7 @@ pub struct Writer<'a> {
 impl Writer<'_> {
     /// Makes sure that there is room for the keys, which are distinct. `Full` before anything
     /// changed.
-    pub fn check_room(&self, keys: &[u64]) -> Result<()> {
+    pub(crate) fn check_room(&self, keys: &[u64]) -> Result<()> {
         let (rows, capacity) = (self.region.count(), self.region.capacity());
         if rows + keys.len() as u64 <= capacity {
             return Ok(());
@@ -273,12 +273,12 @@ impl Writer<'_> {
 
     /// Puts rows of distinct keys, `new` of which have none. Durable on return, as far as the
     /// medium allows.
-    pub fn put(&self, keys: &[u64], words: &[f32], new: u64) -> Result<()> {
+    pub(crate) fn put(&self, keys: &[u64], words: &[f32], new: u64) -> Result<()> {
         self.region.put_held(keys, words, new)
     }
 
     /// Removes rows and returns how many there were. Durable as in `put`.
-    pub fn remove(&self, keys: &[u64]) -> Result<u64> {
+    pub(crate) fn remove(&self, keys: &[u64]) -> Result<u64> {
         let region = self.region;
         region.is_unsure.store(true, Ordering::Relaxed);
         let removed = region.rows.remove(keys).map_err(|error| region.named(error))? as u64;

@@ -8,7 +8,7 @@ use embedrock_pmem::{Geometry, resize_with};
 
 /// Which region, and what it shall be.
 #[derive(Clone, Copy, Debug)]
-pub struct Resize<'a> {
+pub(crate) struct Resize<'a> {
     /// The store's seed of checksums.
     pub seed: u64,
     /// The table.
@@ -29,7 +29,7 @@ pub struct Resize<'a> {
 /// *Errors*: `Full` where there are more rows, or the disk has no room for both; `Corrupt`;
 /// `Locked`; `Misuse` where an empty one is wanted and the region is there; `Io`; what `progress`
 /// returns.
-pub fn resize(
+pub(crate) fn resize(
     medium: &dyn Medium,
     asked: &Resize<'_>,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,

@@ -3,8 +3,8 @@
 use crate::error::{Error, Result, bail};
 use crate::io::Medium;
 use crate::store::files::pairing::{MARKER, is_begun_marker};
+use crate::store::files::place::absolute;
 use crate::store::files::{lock, superblock};
-use crate::store::open::absolute;
 use std::fs;
 use std::io::{self, ErrorKind::NotADirectory, ErrorKind::NotFound};
 use std::os::unix::fs::MetadataExt;

@@ -1,14 +1,17 @@
-//! Where a store may be made: in a folder of its own, below one that is there.
+//! What lies at a path, and where a store may be made: in a folder of its own, below one that is
+//! there.
 //!
 //! A mistyped path would otherwise become folders, and a store among the files of something else.
 
 use crate::error::{Error, Result, bail};
 use crate::store::files::leftovers::is_of_a_store;
 use crate::store::files::{lock, superblock};
-use crate::store::open::{absolute, is_directory, is_there};
-use crate::store::sweeps::copy::UNFINISHED;
-use std::path::Path;
+use std::fs::Metadata;
+use std::io::ErrorKind::{NotADirectory, NotFound};
+use std::path::{Path, PathBuf};
 
+/// Lies in the directory of a copy until it is whole.
+pub(in crate::store) const UNFINISHED: &str = "unfinished-copy";
 /// What a store that was never finished leaves, and what a file system puts into its root.
 const HARMLESS: [&str; 3] = [lock::NAME, superblock::NEW_NAME, "lost+found"];
 
@@ -64,4 +67,29 @@ fn check_parents(path: &Path) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Whether something lies at a path.
+///
+/// *Errors*: `Io` where that cannot be told: what cannot be looked at is not missing.
+pub(in crate::store) fn is_there(path: &Path) -> Result<bool> {
+    Ok(look_at(path)?.is_some())
+}
+
+/// As `is_there`, for a directory.
+pub(in crate::store) fn is_directory(path: &Path) -> Result<bool> {
+    Ok(look_at(path)?.is_some_and(|found| found.is_dir()))
+}
+
+fn look_at(path: &Path) -> Result<Option<Metadata>> {
+    match std::fs::metadata(path) {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if [NotFound, NotADirectory].contains(&error.kind()) => Ok(None),
+        Err(error) => Err(Error::os(path.display(), error)),
+    }
+}
+
+/// A path that stays right when the working directory changes.
+pub(in crate::store) fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|e| Error::os(format!("path {}", path.display()), e))
 }

@@ -5,8 +5,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::storage::Finding;
 use crate::store::Store;
 use crate::store::files::head::{Head, Tells};
+use crate::store::files::place::absolute;
 use crate::store::files::state;
-use crate::store::open::absolute;
 use serde::Serialize;
 use std::path::Path;
 

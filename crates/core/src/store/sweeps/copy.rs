@@ -16,8 +16,8 @@ use crate::store::events::Sweep;
 use crate::store::files::class_file::{has_rows, lies_apart};
 use crate::store::files::lock::WriterLock;
 use crate::store::files::place::check_place;
+use crate::store::files::place::{UNFINISHED, absolute, is_there};
 use crate::store::files::{head, pairing, pins, state, superblock};
-use crate::store::open::{absolute, is_there};
 use crate::store::tables::MEASURE;
 use crate::store::{Store, cold, journal};
 use serde::Serialize;
@@ -26,9 +26,6 @@ use std::sync::Arc;
 
 /// Rows moved at once.
 const ROWS: usize = 16_384;
-
-/// Lies in the directory of a copy until it is whole.
-pub(in crate::store) const UNFINISHED: &str = "unfinished-copy";
 
 /// What a copy did.
 #[derive(Clone, Debug, Serialize)]

@@ -6,7 +6,7 @@
 //! commit; what else lies in them may change while they are read, and nobody asks for it.
 
 use super::check::{CheckReport, check_commit};
-use super::copy::{UNFINISHED, open_commit};
+use super::copy::open_commit;
 use crate::config::{CommitInfo, Memory, StoreOptions};
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{DirectoryMedium, IoChoice, Medium, OpenMode};
@@ -15,9 +15,9 @@ use crate::store::engine::Table;
 use crate::store::files::class_file::{PARTITION_PREFIX, class_file_name};
 use crate::store::files::head::Head;
 use crate::store::files::pins;
+use crate::store::files::place::{UNFINISHED, absolute};
 use crate::store::files::superblock::{self, Superblock};
 use crate::store::journal::{JournalReader, name_of, numbers, pin_of, pin_of_name};
-use crate::store::open::absolute;
 use crate::store::{Store, has_file};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;

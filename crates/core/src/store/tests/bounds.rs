@@ -412,7 +412,7 @@ fn long_run(times_live: f64, steps_per_commit: u64) -> u64 {
 fn a_long_run_within_a_disk_bound_keeps_it_and_goes_on() {
     each_kind(|| {
         let all = [(4.0, 1), (3.0, 5), (4.0, 5), (4.0, 20), (5.0, 1000)];
-        for (times_live, steps_per_commit) in all.into_iter().step_by(stride(2) as usize) {
+        for (times_live, steps_per_commit) in all.into_iter().step_by(stride(3) as usize) {
             let waited = long_run(times_live, steps_per_commit);
             assert!(
                 waited < 100,

@@ -2,7 +2,7 @@
 
 use super::plain::{Rows, change, check, commit, make_tables, options};
 use super::*;
-use crate::store::sweeps::copy::UNFINISHED;
+use crate::store::files::place::UNFINISHED;
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;

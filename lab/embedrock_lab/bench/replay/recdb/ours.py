@@ -248,15 +248,12 @@ class _Loop:
             "journal_bytes": stats["written"]["deltas"] + stats["written"]["pieces"],
             "disk_bytes": stats["disk_bytes"],
             "row_bytes": row_bytes,
-            "merges": _merges(stats),
+            "merges": _merges(stats["upkeep"]),
         }
 
 
-def _merges(stats: dict[str, Any]) -> dict[str, Any] | None:
-    """What merges did since open; None where the engine does not say."""
-    upkeep = stats.get("upkeep")
-    if upkeep is None:
-        return None
+def _merges(upkeep: dict[str, Any]) -> dict[str, Any]:
+    """What merges did since open."""
     return {
         "count": upkeep["merges"],
         "seconds": upkeep["seconds"],

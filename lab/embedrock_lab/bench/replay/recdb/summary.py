@@ -129,10 +129,7 @@ def _loaded_once(grown: dict[str, Any]) -> float | None:
 
 
 def _merges(first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
-    """Merges between two looks; the longest is that since open. None where nobody counts them."""
-    names = ("merges", "merge_s_mean", "merge_s_max", "gc_efficiency")
-    if last["merges"] is None:
-        return dict.fromkeys(names)
+    """Merges between two looks; the longest is that since open."""
     now, then = last["merges"], first["merges"]
     grown = {name: now[name] - then[name] for name in now if name != "seconds_max"}
     found = {

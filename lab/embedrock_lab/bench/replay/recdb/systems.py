@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import embedrock
 from embedrock_lab.bench import child
 from embedrock_lab.bench.replay import process
 from embedrock_lab.bench.replay.recdb.summary import of_peer
@@ -48,8 +46,6 @@ SYSTEMS = {
 }
 """By name. Each line from ``lsm`` on has one part more than the one above, the last two instead of
 each other."""
-NEEDED = {"+ picker": "merge_picker", "+ gate": "upkeep_scheduler", "+ share": "upkeep_scheduler"}
-"""Arguments of ``embedrock.open`` without which one cannot take part."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +69,7 @@ class Setting:
 
 def absent(names: list[str], peers: Path) -> dict[str, str]:
     """Those that cannot take part, and why."""
-    known = set(inspect.signature(embedrock.open).parameters)
-    found = absent_peers(peers, {name: ROCKSDB for name in names if name in PEERS})
-    needed = {name: NEEDED[name] for name in names if name in NEEDED}
-    lacking = {name: one for name, one in needed.items() if one not in known}
-    why = "embedrock.open has no argument"
-    return found | {name: f"{why} {one}" for name, one in lacking.items()}
+    return absent_peers(peers, {name: ROCKSDB for name in names if name in PEERS})
 
 
 def run(name: str, place: Path, setting: Setting, peers: Path) -> dict[str, Any]:
@@ -94,9 +85,6 @@ def run(name: str, place: Path, setting: Setting, peers: Path) -> dict[str, Any]
         sizes=setting.sizes,
         dim=setting.dim,
     )
-    known = inspect.signature(embedrock.open).parameters
-    options: dict[str, Any] = {k: v for k, v in one.options.items() if k in known}
-    options["window_group"] = setting.window if one.sorted else 1
     found: dict[str, Any] = child.call(
         "embedrock_lab.bench.replay.recdb.ours:train",
         store=str(store),
@@ -106,7 +94,7 @@ def run(name: str, place: Path, setting: Setting, peers: Path) -> dict[str, Any]
         window=setting.window,
         depth=setting.ahead if one.ahead else 0,
         compute_ns=setting.compute_ns,
-        options=options,
+        options={**one.options, "window_group": setting.window if one.sorted else 1},
     )
     return {**filled, **found}
 

@@ -6,14 +6,14 @@ use crate::storage::Parts;
 
 impl Segments {
     /// The segments that have copies of the commit that was opened, before anything changed.
-    pub fn parts(&self) -> Parts {
+    pub(crate) fn parts(&self) -> Parts {
         let ids = (0..self.count()).filter(|id| self.newest_of(*id) > 0);
         Parts::of_segments(ids)
     }
 
     /// Keeps the segments of a commit that is kept now, or of one that was pinned when these were
     /// recovered: those that seem free are taken then. *Errors*: `Corrupt`, and nothing changed.
-    pub fn pin(&mut self, pin: u64, parts: &Parts) -> Result<()> {
+    pub(crate) fn pin(&mut self, pin: u64, parts: &Parts) -> Result<()> {
         if self.pins.contains_key(&pin) {
             return Ok(());
         }
@@ -46,7 +46,7 @@ impl Segments {
     }
 
     /// Releases what only this pinned commit has.
-    pub fn unpin(&mut self, pin: u64) {
+    pub(crate) fn unpin(&mut self, pin: u64) {
         let Some(parts) = self.pins.remove(&pin) else { return };
         for id in parts.segments().flatten() {
             self.change(id, |segment| segment.pinned -= 1);
@@ -56,7 +56,7 @@ impl Segments {
 
     /// Slots that a pinned commit keeps beside newest copies and those of kept commits, in segments
     /// that none of the `others` has.
-    pub fn slots_of_pin(&self, parts: &Parts, others: &[&Parts]) -> u64 {
+    pub(crate) fn slots_of_pin(&self, parts: &Parts, others: &[&Parts]) -> u64 {
         let own = |id: &SegmentId| {
             *id < self.count() && !others.iter().any(|other| other.has_segment(*id))
         };
@@ -69,7 +69,7 @@ impl Segments {
     }
 
     /// Slots that all pinned commits keep like that.
-    pub fn pinned_slots(&self) -> u64 {
+    pub(crate) fn pinned_slots(&self) -> u64 {
         let pinned = (0..self.count()).filter(|id| self.segments[*id as usize].pinned > 0);
         let slots = pinned.map(|id| {
             let segment = &self.segments[id as usize];

@@ -10,7 +10,7 @@ const COUNTERS_AT_ONCE: usize = 4;
 
 impl Segments {
     /// Recovery: counts a copy of the commit that was opened as newest, its segment as sealed.
-    pub fn recovered_newest(&mut self, slot: u32) {
+    pub(crate) fn recovered_newest(&mut self, slot: u32) {
         let id = self.of_slot(slot) as usize;
         self.segments[id].newest += 1;
         self.newest_total += 1;
@@ -20,7 +20,7 @@ impl Segments {
     /// Recovery: as `recovered_newest` for all slots of `words` that are not 0, by several threads
     /// when there are many. Nothing is counted, and false returned, when a slot lies before
     /// `slots.start` or not before `slots.end`.
-    pub fn recovered_all(&mut self, words: &[u32], slots: std::ops::Range<u64>) -> bool {
+    pub(crate) fn recovered_all(&mut self, words: &[u32], slots: std::ops::Range<u64>) -> bool {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = (words.len() / WORDS_PER_THREAD_MIN).clamp(1, cores.min(COUNTERS_AT_ONCE));
         let part = words.len().div_ceil(threads).max(1);
@@ -49,7 +49,7 @@ impl Segments {
     }
 
     /// Recovery: counts a copy outdated in `epoch` as retained by the commits before it.
-    pub fn recovered_retained(&mut self, slot: u32, epoch: u64) {
+    pub(crate) fn recovered_retained(&mut self, slot: u32, epoch: u64) {
         let id = self.of_slot(slot);
         let segment = &mut self.segments[id as usize];
         segment.retained += 1;
@@ -60,7 +60,7 @@ impl Segments {
 
     /// Recovery: where the fillings of segments began, those that are known, and the largest
     /// sequence that a page of the commit has.
-    pub fn recovered_firsts(&mut self, firsts: &BTreeMap<SegmentId, u64>, sequence: u64) {
+    pub(crate) fn recovered_firsts(&mut self, firsts: &BTreeMap<SegmentId, u64>, sequence: u64) {
         for (id, first) in firsts {
             if let Some(segment) = self.segments.get_mut(*id as usize) {
                 segment.first = *first;
@@ -72,7 +72,7 @@ impl Segments {
     /// Recovery: all counts are in; what holds nothing is free, epochs go on at `epoch`.
     ///
     /// *Errors*: `Corrupt` when a segment would hold more copies than it has slots.
-    pub fn recovered(&mut self, epoch: u64) -> Result<()> {
+    pub(crate) fn recovered(&mut self, epoch: u64) -> Result<()> {
         for (id, segment) in self.segments.iter().enumerate() {
             let copies = u64::from(segment.newest) + u64::from(segment.retained);
             let slots = self.pages_of(id as SegmentId) * self.rows_per_page;

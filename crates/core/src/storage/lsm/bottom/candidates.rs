@@ -4,17 +4,16 @@ use std::ops::Range;
 
 /// Pages that may have one row, found without an allocation.
 #[derive(Clone, Copy, Debug)]
-pub struct Candidates<'a> {
+pub(crate) struct Candidates<'a> {
     /// The candidates, if there are no more than two.
     few: [u32; 2],
     few_count: u8,
     listed: &'a [u32],
-    is_exact: bool,
 }
 
 impl<'a> Candidates<'a> {
     /// No page.
-    pub const NONE: Self = Self { few: [0; 2], few_count: 0, listed: &[], is_exact: true };
+    pub(crate) const NONE: Self = Self { few: [0; 2], few_count: 0, listed: &[] };
 
     /// Pages of a sorted partition, at most two: one of them may have the row.
     #[inline]
@@ -22,39 +21,33 @@ impl<'a> Candidates<'a> {
         let count = pages.end - pages.start;
         debug_assert!(count <= 2, "{pages:?}");
         let few = [pages.start, pages.start.wrapping_add(1)];
-        Self { few, few_count: count as u8, listed: &[], is_exact: count < 2 }
+        Self { few, few_count: count as u8, listed: &[] }
     }
 
     /// The one page that may have it.
     #[inline]
     pub(super) fn of_page(page: u32) -> Self {
-        Self { few: [page, 0], few_count: 1, listed: &[], is_exact: true }
+        Self { few: [page, 0], few_count: 1, listed: &[] }
     }
 
     /// Some pages of a frozen partition.
     #[inline]
-    pub(super) fn of_list(listed: &'a [u32], is_exact: bool) -> Self {
-        Self { few: [0; 2], few_count: 0, listed, is_exact }
+    pub(super) fn of_list(listed: &'a [u32]) -> Self {
+        Self { few: [0; 2], few_count: 0, listed }
     }
 
     /// The pages; of a frozen partition those with rows at home first, then replicas.
     #[inline]
-    pub fn pages(&self) -> &[u32] {
+    pub(crate) fn pages(&self) -> &[u32] {
         match self.listed {
             [] => &self.few[..usize::from(self.few_count)],
             listed => listed,
         }
     }
 
-    /// Whether each of the pages has the row, if any has it: then one of them will do.
-    #[inline]
-    pub fn is_exact(&self) -> bool {
-        self.is_exact
-    }
-
     /// The pages, one by one.
     #[inline]
-    pub fn iter(self) -> impl Iterator<Item = u32> + 'a {
+    pub(crate) fn iter(self) -> impl Iterator<Item = u32> + 'a {
         (0..self.pages().len()).map(move |at| self.pages()[at])
     }
 }

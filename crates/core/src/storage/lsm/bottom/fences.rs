@@ -13,11 +13,11 @@ use crate::error::Result;
 use std::ops::{Range, RangeInclusive};
 
 /// At most one key in 2 to the power of this costs a second page.
-pub const EXTRA_BITS: u32 = 7;
+pub(crate) const EXTRA_BITS: u32 = 7;
 
 /// The fences of the pages of one section, from its second page on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fences(Cut);
+pub(crate) struct Fences(Cut);
 
 /// The number of lower bits within which two positions differ.
 fn differing_bits(a: u64, b: u64) -> u32 {
@@ -26,21 +26,21 @@ fn differing_bits(a: u64, b: u64) -> u32 {
 
 impl Fences {
     /// Bytes of the encoded fence of a page at most: all bits of a position and three of the code.
-    pub const BYTES_PER_PAGE_MOST: u64 = 9;
+    pub(crate) const BYTES_PER_PAGE_MOST: u64 = 9;
 
     /// Pages of the section.
-    pub fn pages(&self) -> u32 {
+    pub(crate) fn pages(&self) -> u32 {
         self.0.numbers.len() + 1
     }
 
     /// Positions of the section's first and last row.
-    pub fn ends(&self) -> RangeInclusive<u64> {
+    pub(crate) fn ends(&self) -> RangeInclusive<u64> {
         self.0.first..=self.0.last
     }
 
     /// The section's pages, from 0, that may have a row at `position`: none, one, or rarely two.
     #[inline]
-    pub fn candidates(&self, position: u64) -> Range<u32> {
+    pub(crate) fn candidates(&self, position: u64) -> Range<u32> {
         let Cut { first, last, shift, numbers } = &self.0;
         if position < *first || position > *last {
             return 0..0;
@@ -55,22 +55,22 @@ impl Fences {
     }
 
     /// All memory that the fences take.
-    pub fn memory_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         size_of::<Self>() + self.0.numbers.heap_bytes()
     }
 
     /// Bytes of the encoded fences.
-    pub fn encoded_bytes(&self) -> usize {
+    pub(crate) fn encoded_bytes(&self) -> usize {
         self.0.encoded_bytes()
     }
 
     /// Appends the fences, and a checksum under `seed`.
-    pub fn encode(&self, seed: u64, into: &mut Vec<u8>) {
+    pub(crate) fn encode(&self, seed: u64, into: &mut Vec<u8>) {
         self.0.encode(self.pages(), seed, into);
     }
 
     /// The fences that `encode` wrote. `Corrupt` for anything else, whatever it is.
-    pub fn decode(bytes: &[u8], seed: u64) -> Result<Self> {
+    pub(crate) fn decode(bytes: &[u8], seed: u64) -> Result<Self> {
         // There is none of the first page, so none is 0. Where bits are cut one is added.
         let most = |span: u128, shift| if shift == 0 { span } else { span << 1 | 1 };
         Cut::decode(bytes, seed, "fences", 1, 1, most).map(Self)
@@ -88,7 +88,7 @@ struct Begin {
 
 /// Makes the fences of a section from the positions of its rows, in order.
 #[derive(Debug)]
-pub struct FenceBuilder {
+pub(crate) struct FenceBuilder {
     extra_bits: u32,
     first: u64,
     last: u64,
@@ -106,7 +106,7 @@ pub struct FenceBuilder {
 impl FenceBuilder {
     /// A builder for a section that begins at `position`; at most one key in 2^`extra_bits` may
     /// cost a second page.
-    pub fn new(extra_bits: u32, position: u64) -> Self {
+    pub(crate) fn new(extra_bits: u32, position: u64) -> Self {
         Self {
             extra_bits,
             first: position,
@@ -123,7 +123,7 @@ impl FenceBuilder {
     ///
     /// # Panics
     /// When the position is not larger than the one before.
-    pub fn push(&mut self, position: u64, begins_page: bool) {
+    pub(crate) fn push(&mut self, position: u64, begins_page: bool) {
         assert!(position > self.last, "position {position:#x} follows {:#x}", self.last);
         let offset = position - self.first;
         if begins_page {
@@ -146,7 +146,8 @@ impl FenceBuilder {
     }
 
     /// All memory that the builder takes.
-    pub fn memory_bytes(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn memory_bytes(&self) -> usize {
         size_of::<Self>()
             + self.page.capacity() * size_of::<u64>()
             + self.begins.capacity() * size_of::<Begin>()
@@ -163,7 +164,7 @@ impl FenceBuilder {
     }
 
     /// The fences of all rows that were added.
-    pub fn finish(self) -> Fences {
+    pub(crate) fn finish(self) -> Fences {
         let shift = if self.begins.is_empty() { 0 } else { self.shift() };
         let fence = |begin: &Begin| match shift {
             0 => begin.offset,

@@ -12,7 +12,7 @@ use super::page_writer::Ending;
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::hash::mix;
 use crate::io::{File, Medium, OpenMode, blocks_of};
-use crate::storage::PageLayout;
+use crate::storage::{ClassFacts, PageLayout};
 use std::sync::Arc;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -31,7 +31,7 @@ const WAY_OUT: &str = "restore from a copy, or open an earlier commit with step=
 
 /// The common shape of all partition files of a row class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub(crate) struct Shape {
     /// The row class.
     pub class: u16,
     /// Bytes of a page.
@@ -45,9 +45,15 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// That of a row class.
+    pub(crate) fn of(facts: &ClassFacts) -> Self {
+        let ClassFacts { class, row_bytes, page_bytes, seed, merging, .. } = *facts;
+        Self { class, page_bytes, row_bytes, seed, filters: merging.filters }
+    }
+
     /// The layout of the pages of the file with this number. Each has a seed of its own, so a page
     /// of one never passes for that of another.
-    pub fn layout(&self, number: u32) -> Result<PageLayout> {
+    pub(crate) fn layout(&self, number: u32) -> Result<PageLayout> {
         let seed = mix(u64::from(number), self.seed);
         PageLayout::new(self.page_bytes, self.row_bytes, self.class, seed)
     }
@@ -55,7 +61,7 @@ impl Shape {
 
 /// A version's facts about a partition, which its file has to confirm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub(crate) struct Facts {
     /// Number of its file, never used twice for one that was committed.
     pub number: u32,
     /// The merge that wrote it, which is the sequence of its pages.
@@ -74,7 +80,7 @@ pub struct Facts {
 
 impl Facts {
     /// Bytes that its file takes of the disk.
-    pub fn disk_bytes(&self) -> u64 {
+    pub(crate) fn disk_bytes(&self) -> u64 {
         blocks_of(self.bytes)
     }
 }
@@ -82,7 +88,7 @@ impl Facts {
 /// The rows of one table and rank in a partition. They lie one behind the other, and the first of
 /// them may share a page with the section before.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Section {
+pub(crate) struct Section {
     /// Table of the rows.
     pub table: u16,
     /// Their rank.
@@ -108,13 +114,13 @@ impl Section {
 }
 
 /// The file name of a partition.
-pub fn file_name(class: u16, number: u32) -> String {
+pub(crate) fn file_name(class: u16, number: u32) -> String {
     format!("{PREFIX}{class}-{number}")
 }
 
 /// A file that is named as a partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NamedFile {
+pub(crate) struct NamedFile {
     /// The number in its name.
     pub number: u32,
     /// Its name.
@@ -122,7 +128,7 @@ pub struct NamedFile {
 }
 
 /// The files on `medium` that are named as partitions of `class`.
-pub fn files_of(medium: &dyn Medium, class: u16) -> Result<Vec<NamedFile>> {
+pub(crate) fn files_of(medium: &dyn Medium, class: u16) -> Result<Vec<NamedFile>> {
     let prefix = format!("{PREFIX}{class}-");
     let numbered = |name: String| {
         let number = name.strip_prefix(&prefix)?.parse().ok()?;

@@ -17,46 +17,46 @@ const FILTER_BITS: u32 = 4;
 /// Cells of more rows than this find their memory when they come.
 const ROWS_RESERVED: u64 = 1 << 20;
 /// The builder's memory for a row.
-pub const BUILDER_BYTES_PER_ROW: usize = size_of::<u32>();
+pub(crate) const BUILDER_BYTES_PER_ROW: usize = size_of::<u32>();
 
 /// The cells of a section that have rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Filter(Cut);
+pub(crate) struct Filter(Cut);
 
 impl Filter {
     /// Bytes of a row in the encoded filter at most: cells are 32 for each row, and a number with
     /// as much before it as it has in the mean takes 5 bits and three of the code.
-    pub const BYTES_PER_ROW_MOST: u64 = 1;
+    pub(crate) const BYTES_PER_ROW_MOST: u64 = 1;
 
     /// Whether there may be a row at `position`; always where there is one.
     #[inline]
-    pub fn may_have(&self, position: u64) -> bool {
+    pub(crate) fn may_have(&self, position: u64) -> bool {
         let Cut { first, last, shift, numbers } = &self.0;
         (*first..=*last).contains(&position) && numbers.rank((position - first) >> shift).found
     }
 
     /// Cells with rows, at most as many as rows.
-    pub fn cells(&self) -> u32 {
+    pub(crate) fn cells(&self) -> u32 {
         self.0.numbers.len()
     }
 
     /// Memory beside the filter itself.
-    pub fn heap_bytes(&self) -> usize {
+    pub(crate) fn heap_bytes(&self) -> usize {
         self.0.numbers.heap_bytes()
     }
 
     /// Bytes of the encoded filter.
-    pub fn encoded_bytes(&self) -> usize {
+    pub(crate) fn encoded_bytes(&self) -> usize {
         self.0.encoded_bytes()
     }
 
     /// Appends the filter, and a checksum under `seed`.
-    pub fn encode(&self, seed: u64, into: &mut Vec<u8>) {
+    pub(crate) fn encode(&self, seed: u64, into: &mut Vec<u8>) {
         self.0.encode(self.cells(), seed, into);
     }
 
     /// The filter that `encode` wrote. `Corrupt` for anything else, whatever it is.
-    pub fn decode(bytes: &[u8], seed: u64) -> Result<Self> {
+    pub(crate) fn decode(bytes: &[u8], seed: u64) -> Result<Self> {
         Cut::decode(bytes, seed, "cells of a filter", 0, 0, |span, _| span).map(Self)
     }
 }
@@ -100,6 +100,7 @@ impl FilterBuilder {
     }
 
     /// All memory that the builder takes.
+    #[cfg(test)]
     pub(super) fn memory_bytes(&self) -> usize {
         size_of::<Self>() + self.cells.capacity() * size_of::<u32>()
     }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 /// A change that is newer than the partitions.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Newer<'a> {
+pub(crate) enum Newer<'a> {
     /// A row: its values and state.
     Row(&'a [f32]),
     /// The key was deleted.
@@ -30,7 +30,7 @@ pub enum Newer<'a> {
 
 /// A key of which something newer is known.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Change<'a> {
+pub(crate) struct Change<'a> {
     /// Table of the row.
     pub table: u16,
     /// Its rank.
@@ -44,7 +44,7 @@ pub struct Change<'a> {
 }
 
 /// Newer rows and deletions in the order of their places, each place once.
-pub trait Changes {
+pub(crate) trait Changes {
     /// The next one; `None` behind the last.
     fn next(&mut self) -> Result<Option<Change<'_>>>;
 }
@@ -53,7 +53,7 @@ pub trait Changes {
 const PAGES_APPENDED_MIN: u64 = 16;
 
 /// The work of a merge.
-pub struct MergePlan {
+pub(crate) struct MergePlan {
     /// The shape of all files.
     pub shape: Shape,
     /// The orders of the tables.
@@ -81,14 +81,14 @@ impl MergePlan {
     }
 
     /// How many new files there are at most.
-    pub fn files(&self) -> Result<u64> {
+    pub(crate) fn files(&self) -> Result<u64> {
         let layout = self.shape.layout(self.first_number)?;
         Ok(files_of_merge(self.rows(), &layout, self.target_bytes))
     }
 
     /// `Full` where its files, all of them if there are as many as there can be, would leave more
     /// partitions than a version may have, or need more numbers than there are.
-    pub fn check_room(&self, version: &Version) -> Result<()> {
+    pub(crate) fn check_room(&self, version: &Version) -> Result<()> {
         self.numbers()?;
         version.check_room(self.inputs.len(), self.files()? as usize + 1)
     }
@@ -100,7 +100,7 @@ impl MergePlan {
 
     /// The numbers that its files have, all of them if there are as many as there can be. `Full`
     /// when there are not so many numbers.
-    pub fn numbers(&self) -> Result<RangeInclusive<u32>> {
+    pub(crate) fn numbers(&self) -> Result<RangeInclusive<u32>> {
         // One more may be left empty.
         let (first, files) = (self.first_number, self.files()? + 1);
         match u32::try_from(u64::from(first).saturating_add(files - 1)) {
@@ -122,7 +122,7 @@ fn files_of_merge(rows: u64, layout: &PageLayout, target_bytes: u64) -> u64 {
 
 /// Bytes of the disk that a merge takes at most, which writes so many rows of so many tables to
 /// files with `target_bytes` of pages each.
-pub fn merge_bytes_most(
+pub(crate) fn merge_bytes_most(
     rows: u64,
     tables: u64,
     layout: &PageLayout,
@@ -140,7 +140,7 @@ pub fn merge_bytes_most(
 
 /// A change that a merge has taken in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Taken {
+pub(crate) struct Taken {
     /// Table of the row.
     pub table: u16,
     /// Its key.
@@ -151,7 +151,7 @@ pub struct Taken {
 
 /// The outcome for the rows of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub(crate) struct Counts {
     /// Old rows that were copied.
     pub kept: u64,
     /// Old rows in whose place a newer one was written.
@@ -176,7 +176,7 @@ impl Counts {
 
 /// The result of a merge.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Merged {
+pub(crate) struct Merged {
     /// The new partitions, in order. They are durable, and cover the range of the merge.
     pub added: Vec<Facts>,
     /// The numbers of the partitions that they replace.
@@ -189,7 +189,7 @@ pub struct Merged {
 
 impl Merged {
     /// The outcome for the rows of all tables.
-    pub fn total(&self) -> Counts {
+    pub(crate) fn total(&self) -> Counts {
         let mut total = Counts::default();
         self.counts.values().for_each(|counts| total.add(*counts));
         total
@@ -220,7 +220,7 @@ struct Waiting {
 }
 
 /// A merge under way.
-pub struct Merge<C> {
+pub(crate) struct Merge<C> {
     medium: Arc<dyn Medium>,
     plan: MergePlan,
     old: OldRows,
@@ -252,7 +252,7 @@ pub struct Merge<C> {
 
 /// A place that a merge could not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unread {
+pub(crate) enum Unread {
     /// Old rows, of the partition with this number.
     Partition(u32),
     /// Changes.
@@ -270,7 +270,7 @@ fn of_reading<T>(unread: &mut Option<Unread>, at: Unread, read: Result<T>) -> Re
 impl<C: Changes> Merge<C> {
     /// Begins a merge, of which nothing is read yet. `reader` reads old pages, and `queue` writes
     /// new ones, in its longest buffers.
-    pub fn new(
+    pub(crate) fn new(
         medium: Arc<dyn Medium>,
         plan: MergePlan,
         changes: C,
@@ -318,17 +318,18 @@ impl<C: Changes> Merge<C> {
     }
 
     /// All that it takes of the disk is drawn from `room`.
-    pub fn draw_from(&mut self, room: Arc<dyn Room>) {
+    pub(crate) fn draw_from(&mut self, room: Arc<dyn Room>) {
         self.room = Some(room);
     }
 
     /// The source of its changes.
-    pub fn changes(&mut self) -> &mut C {
+    pub(crate) fn changes(&mut self) -> &mut C {
         &mut self.changes
     }
 
     /// Bytes of memory that it takes, without the queue of the reader.
-    pub fn memory_bytes(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn memory_bytes(&self) -> usize {
         let queue = self.queue.as_ref().map_or(0, |queue| queue.memory_bytes());
         let writer = self.writer.as_ref().map_or(0, PartitionWriter::memory_bytes);
         let taken = self.merged.taken.capacity() * size_of::<Taken>();
@@ -338,7 +339,7 @@ impl<C: Changes> Merge<C> {
 
     /// Merges a portion; false when all is written and durable. After an error the merge can only
     /// be abandoned, all else is `Poisoned`.
-    pub fn step(&mut self) -> Result<bool> {
+    pub(crate) fn step(&mut self) -> Result<bool> {
         if self.failed {
             bail!(Poisoned, "merge {} continues after an error; abandon it", self.plan.merge);
         }
@@ -351,7 +352,7 @@ impl<C: Changes> Merge<C> {
     }
 
     /// The unreadable place, if `step` failed for that.
-    pub fn unread(&self) -> Option<Unread> {
+    pub(crate) fn unread(&self) -> Option<Unread> {
         self.unread
     }
 
@@ -536,13 +537,13 @@ impl<C: Changes> Merge<C> {
     ///
     /// # Panics
     /// Before that.
-    pub fn finish(self) -> Merged {
+    pub(crate) fn finish(self) -> Merged {
         assert!(self.done, "a merge is finished before all is written");
         self.merged
     }
 
     /// Gives the merge up and removes the files that it has written.
-    pub fn abandon(self) -> Result<()> {
+    pub(crate) fn abandon(self) -> Result<()> {
         let medium = &*self.medium;
         let mut result = self.writer.map_or(Ok(()), |writer| writer.abandon(medium));
         for facts in &self.merged.added {

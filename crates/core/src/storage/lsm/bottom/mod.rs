@@ -10,21 +10,21 @@
 //! Format: `docs/formats/partition-file.md`.
 
 mod candidates;
-pub mod fences;
-pub mod file;
+pub(crate) mod fences;
+pub(crate) mod file;
 mod filter;
-pub mod frozen;
+pub(crate) mod frozen;
 mod increasing;
-pub mod merge;
+pub(crate) mod merge;
 mod old_rows;
-pub mod order;
+pub(crate) mod order;
 mod page_writer;
-pub mod pages;
-pub mod partition;
+pub(crate) mod pages;
+pub(crate) mod partition;
 mod pins;
-pub mod snapshot;
-pub mod version;
-pub mod writer;
+pub(crate) mod snapshot;
+pub(crate) mod version;
+pub(crate) mod writer;
 
 #[cfg(test)]
 mod fences_tests;
@@ -45,17 +45,15 @@ mod testing;
 #[cfg(test)]
 mod version_tests;
 
-pub use candidates::Candidates;
-pub use file::{Facts, Shape, file_name};
-pub use filter::BUILDER_BYTES_PER_ROW;
-pub use frozen::{CANDIDATES_MOST, FrozenWriter};
-pub use merge::{
-    Change, Changes, Counts, Merge, MergePlan, Merged, Newer, Taken, Unread, merge_bytes_most,
+pub(crate) use file::{Facts, Shape, file_name};
+pub(crate) use filter::BUILDER_BYTES_PER_ROW;
+pub(crate) use frozen::FrozenWriter;
+pub(crate) use merge::{
+    Change, Changes, Merge, MergePlan, Merged, Newer, Taken, Unread, merge_bytes_most,
 };
-pub use order::{Orders, Place, PlaceRange, TableOrder};
-pub use page_writer::{Finished, Room};
-pub use pages::OpenPartitions;
-pub use partition::{Partition, Partitions};
-pub use snapshot::{Bottom, Looked, Numbered, Retired, Snapshot};
-pub use version::{Edit, Version};
-pub use writer::PartitionWriter;
+pub(crate) use order::{Orders, Place, PlaceRange, TableOrder};
+pub(crate) use page_writer::Room;
+pub(crate) use pages::OpenPartitions;
+pub(crate) use partition::Partition;
+pub(crate) use snapshot::{Bottom, Looked, Numbered, Retired};
+pub(crate) use version::{Edit, Version};

@@ -58,6 +58,7 @@ impl OldRows {
     }
 
     /// Bytes of memory for pages.
+    #[cfg(test)]
     pub(super) fn memory_bytes(&self) -> usize {
         self.bytes.capacity() * 4
     }

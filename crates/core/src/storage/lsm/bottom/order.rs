@@ -18,7 +18,7 @@ pub(super) const PLACE_BYTES: usize = 16;
 
 /// The place of a row in the order: places compare by table, then rank, then position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub(crate) struct Place {
     /// Table of the row.
     pub table: u16,
     /// Its rank within the table.
@@ -29,9 +29,9 @@ pub struct Place {
 
 impl Place {
     /// The first place that there is.
-    pub const MIN: Self = Self { table: 0, rank: 0, position: 0 };
+    pub(crate) const MIN: Self = Self { table: 0, rank: 0, position: 0 };
     /// The last place that there is.
-    pub const MAX: Self = Self { table: u16::MAX, rank: u8::MAX, position: u64::MAX };
+    pub(crate) const MAX: Self = Self { table: u16::MAX, rank: u8::MAX, position: u64::MAX };
 
     /// The place as a number of 88 bits, in the same order.
     fn number(self) -> u128 {
@@ -43,12 +43,12 @@ impl Place {
     }
 
     /// The place behind this one; `None` behind the last.
-    pub fn next(self) -> Option<Self> {
+    pub(crate) fn next(self) -> Option<Self> {
         (self != Self::MAX).then(|| Self::of_number(self.number() + 1))
     }
 
     /// The place before this one; `None` before the first.
-    pub fn previous(self) -> Option<Self> {
+    pub(crate) fn previous(self) -> Option<Self> {
         (self != Self::MIN).then(|| Self::of_number(self.number() - 1))
     }
 
@@ -73,7 +73,7 @@ impl Place {
 
 /// A part of the order, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlaceRange {
+pub(crate) struct PlaceRange {
     /// Its first place.
     pub first: Place,
     /// Its last place.
@@ -82,17 +82,17 @@ pub struct PlaceRange {
 
 impl PlaceRange {
     /// All places.
-    pub const ALL: Self = Self { first: Place::MIN, last: Place::MAX };
+    pub(crate) const ALL: Self = Self { first: Place::MIN, last: Place::MAX };
 
     /// True when `place` lies in it.
-    pub fn contains(&self, place: Place) -> bool {
+    pub(crate) fn contains(&self, place: Place) -> bool {
         (self.first..=self.last).contains(&place)
     }
 }
 
 /// How the keys of a table become positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TableOrder {
+pub(crate) enum TableOrder {
     /// The position is the key: of dense tables.
     ByKey,
     /// The position is the mixed key with its bits in reverse: of growing tables.
@@ -105,7 +105,7 @@ pub enum TableOrder {
 impl TableOrder {
     /// The position of a key.
     #[inline]
-    pub fn position(self, key: u64) -> u64 {
+    pub(crate) fn position(self, key: u64) -> u64 {
         match self {
             Self::ByKey => key,
             Self::Mixed { salt } => mix(key, salt).reverse_bits(),
@@ -113,7 +113,7 @@ impl TableOrder {
     }
 
     /// The key at a position.
-    pub fn key(self, position: u64) -> u64 {
+    pub(crate) fn key(self, position: u64) -> u64 {
         match self {
             Self::ByKey => position,
             Self::Mixed { salt } => unmix(position.reverse_bits(), salt),
@@ -158,50 +158,50 @@ impl LastOrder {
 
 /// The orders of the tables of a row class. Partitions may have rows of tables that were dropped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Orders {
+pub(crate) struct Orders {
     all: BTreeMap<u16, TableOrder>,
     dropped: BTreeSet<u16>,
 }
 
 impl Orders {
     /// Adds a table, or says its order again.
-    pub fn insert(&mut self, table: u16, order: TableOrder) {
+    pub(crate) fn insert(&mut self, table: u16, order: TableOrder) {
         self.all.insert(table, order);
     }
 
     /// Takes a table out.
-    pub fn remove(&mut self, table: u16) {
+    pub(crate) fn remove(&mut self, table: u16) {
         self.all.remove(&table);
     }
 
     /// Notes that a table was dropped, whose order stays.
-    pub fn drop(&mut self, table: u16) {
+    pub(crate) fn drop(&mut self, table: u16) {
         self.dropped.insert(table);
     }
 
     /// Whether a table is there, and was not dropped.
-    pub fn has(&self, table: u16) -> bool {
+    pub(crate) fn has(&self, table: u16) -> bool {
         self.all.contains_key(&table) && !self.is_dropped(table)
     }
 
     /// Whether a table was dropped.
     #[inline]
-    pub fn is_dropped(&self, table: u16) -> bool {
+    pub(crate) fn is_dropped(&self, table: u16) -> bool {
         !self.dropped.is_empty() && self.dropped.contains(&table)
     }
 
     /// All tables that were not dropped, in order.
-    pub fn tables(&self) -> impl Iterator<Item = u16> + '_ {
+    pub(crate) fn tables(&self) -> impl Iterator<Item = u16> + '_ {
         self.all.keys().copied().filter(|table| !self.is_dropped(*table))
     }
 
     /// How many tables there are.
-    pub fn table_count(&self) -> usize {
+    pub(crate) fn table_count(&self) -> usize {
         self.all.len() - self.dropped.len()
     }
 
     /// The order of a table, dropped or not; `None` for a table of another class.
-    pub fn of(&self, table: u16) -> Option<TableOrder> {
+    pub(crate) fn of(&self, table: u16) -> Option<TableOrder> {
         self.all.get(&table).copied()
     }
 
@@ -217,7 +217,7 @@ impl Orders {
     }
 
     /// A number in the order of places, nearly: rows of neighbouring numbers are neighbours.
-    pub fn write_place(&self, table: u16, key: u64) -> u64 {
+    pub(crate) fn write_place(&self, table: u16, key: u64) -> u64 {
         let position = self.of(table).map_or(key, |order| order.position(key));
         // Dense tables have small positions, growing ones any.
         let upper = match self.of(table) {
@@ -228,7 +228,7 @@ impl Orders {
     }
 
     /// The place of a key. `Misuse` for a table of another class.
-    pub fn place(&self, table: u16, rank: u8, key: u64) -> Result<Place> {
+    pub(crate) fn place(&self, table: u16, rank: u8, key: u64) -> Result<Place> {
         Ok(Place { table, rank, position: self.known(table)?.position(key) })
     }
 }

@@ -18,7 +18,7 @@ const BUFFERS_AHEAD: u64 = 8;
 const FOOTER_PIECE_BYTES: usize = 1 << 20;
 
 /// Room on disk that was taken before, for the files of a merge.
-pub trait Room: Send + Sync {
+pub(crate) trait Room: Send + Sync {
     /// Gives `bytes` of it back to the device, for a file that is about to take them. `Full` where
     /// there are not so many.
     fn draw(&self, bytes: u64) -> Result<()>;
@@ -28,7 +28,7 @@ pub trait Room: Send + Sync {
 }
 
 /// A partition file that was written.
-pub struct Finished {
+pub(crate) struct Finished {
     /// Its facts.
     pub facts: Facts,
     /// The queue that its writer had.
@@ -136,6 +136,7 @@ impl PageWriter {
     }
 
     /// Memory beside the value itself.
+    #[cfg(test)]
     pub(super) fn heap_bytes(&self) -> usize {
         self.queue.memory_bytes()
     }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// The open partitions of a class by their numbers, from 1 on, and the source of their pages.
 #[derive(Debug)]
-pub struct OpenPartitions {
+pub(crate) struct OpenPartitions {
     page_bytes: usize,
     table: RwLock<Table>,
 }
@@ -52,23 +52,16 @@ impl Slot {
 
 impl OpenPartitions {
     /// How many can be open at once: page addresses have so many numbers beside 0.
-    pub const COUNT_MAX: usize = u16::MAX as usize;
+    pub(crate) const COUNT_MAX: usize = u16::MAX as usize;
 
     /// An empty table of partitions with such pages.
-    pub fn new(page_bytes: usize) -> Self {
+    pub(crate) fn new(page_bytes: usize) -> Self {
         Self { page_bytes, table: RwLock::default() }
-    }
-
-    /// Gives a partition the smallest number that is free. `Full` when all are taken.
-    pub fn add(&self, partition: Arc<Partition>) -> Result<u16> {
-        let mut table = self.table.write();
-        table.check_room(1)?;
-        Ok(table.add(partition))
     }
 
     /// Gives each of some partitions a number, in their order; none of them where these do not
     /// suffice, which is `Full`.
-    pub fn add_all(&self, partitions: &[Arc<Partition>]) -> Result<Vec<u16>> {
+    pub(crate) fn add_all(&self, partitions: &[Arc<Partition>]) -> Result<Vec<u16>> {
         let mut table = self.table.write();
         table.check_room(partitions.len())?;
         Ok(partitions.iter().map(|partition| table.add(Arc::clone(partition))).collect())
@@ -79,7 +72,7 @@ impl OpenPartitions {
     ///
     /// # Panics
     /// When no partition has the number, or it has left already.
-    pub fn leave(&self, number: u16, next_ticket: u64) {
+    pub(crate) fn leave(&self, number: u16, next_ticket: u64) {
         let mut table = self.table.write();
         let slot = table.slot_mut(number);
         let Slot::There(partition) = std::mem::replace(slot, Slot::Free) else {
@@ -91,7 +84,7 @@ impl OpenPartitions {
 
     /// Frees the numbers of partitions that left before all reads under way began; the oldest of
     /// these has the ticket `oldest_running`.
-    pub fn ended(&self, oldest_running: Option<u64>) {
+    pub(crate) fn ended(&self, oldest_running: Option<u64>) {
         if self.table.read().left == 0 {
             return;
         }
@@ -109,7 +102,7 @@ impl OpenPartitions {
     }
 
     /// Numbers of the files of partitions that have left and that reads under way may still name.
-    pub fn files_left(&self) -> BTreeSet<u32> {
+    pub(crate) fn files_left(&self) -> BTreeSet<u32> {
         let table = self.table.read();
         if table.left == 0 {
             return BTreeSet::new();
@@ -122,7 +115,7 @@ impl OpenPartitions {
     }
 
     /// The partition of a number; `None` once it has left.
-    pub fn get(&self, number: u16) -> Option<Arc<Partition>> {
+    pub(crate) fn get(&self, number: u16) -> Option<Arc<Partition>> {
         match self.table.read().slot(number)? {
             Slot::There(partition) => Some(Arc::clone(partition)),
             Slot::Left { .. } | Slot::Free => None,
@@ -131,7 +124,7 @@ impl OpenPartitions {
 
     /// All memory that it takes, with what is known of partitions that have left; the others are
     /// counted where they are used.
-    pub fn memory_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         let table = self.table.read();
         let left = table.slots.iter().map(|slot| match slot {
             Slot::Left { partition, .. } => partition.memory_bytes(),

@@ -4,7 +4,7 @@ use super::file::Facts;
 use super::pages::OpenPartitions;
 use super::partition::Partition;
 use super::testing::{Random, SMALL, open, small_model, write};
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, Result};
 use crate::io::SimMedium;
 use crate::storage::{PageAddress, PageSource};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +25,11 @@ struct Known {
     partition: Arc<Partition>,
     /// Tickets that may read it once it has left: those that ran then.
     left: Option<BTreeSet<u64>>,
+}
+
+/// One more partition, and the number that it gets.
+fn add(open: &OpenPartitions, partition: Arc<Partition>) -> Result<u16> {
+    Ok(open.add_all(&[partition])?[0])
 }
 
 #[test]
@@ -76,7 +81,7 @@ fn a_number_is_given_again_only_when_every_read_from_before_has_ended() {
                 }
                 _ if known.len() < 10 => {
                     let partition = &files[random.below(files.len() as u64) as usize];
-                    let number = open.add(Arc::clone(partition)).unwrap();
+                    let number = add(&open, Arc::clone(partition)).unwrap();
                     // The smallest that nobody has.
                     let expected = (1..).find(|number| !known.contains_key(number)).unwrap();
                     assert_eq!(number, expected, "seed {seed}");
@@ -120,10 +125,10 @@ fn a_partition_that_has_left_verifies_pages_until_its_reads_end() {
     // The page is none of the other partition's.
     let wrong = open.verify(PageAddress { file: 2, page: 1 }, page).unwrap_err();
     assert_eq!(wrong.kind(), ErrorKind::Corrupt);
-    assert_eq!(open.add(Arc::clone(&files[0])).unwrap(), 3);
+    assert_eq!(add(&open, Arc::clone(&files[0])).unwrap(), 3);
     open.ended(Some(7));
     assert!(catch_unwind(AssertUnwindSafe(|| open.file(1))).is_err());
-    assert_eq!(open.add(Arc::clone(&files[0])).unwrap(), 1);
+    assert_eq!(add(&open, Arc::clone(&files[0])).unwrap(), 1);
     for number in [0, 4] {
         assert!(catch_unwind(AssertUnwindSafe(|| open.file(number))).is_err());
         assert!(catch_unwind(AssertUnwindSafe(|| open.leave(number, 8))).is_err());
@@ -144,10 +149,10 @@ fn more_partitions_than_numbers_are_refused_whole() {
     assert_eq!(error.kind(), ErrorKind::Full);
     assert!(error.message().contains("65535"), "{error}");
     // Nothing of it was taken: there is room for one.
-    assert_eq!(open.add(Arc::clone(&file)).unwrap(), 65_535);
-    assert_eq!(open.add(Arc::clone(&file)).unwrap_err().kind(), ErrorKind::Full);
+    assert_eq!(add(&open, Arc::clone(&file)).unwrap(), 65_535);
+    assert_eq!(add(&open, Arc::clone(&file)).unwrap_err().kind(), ErrorKind::Full);
     open.leave(9, 1);
-    assert_eq!(open.add(Arc::clone(&file)).unwrap_err().kind(), ErrorKind::Full);
+    assert_eq!(add(&open, Arc::clone(&file)).unwrap_err().kind(), ErrorKind::Full);
     open.ended(None);
-    assert_eq!(open.add(file).unwrap(), 9);
+    assert_eq!(add(&open, file).unwrap(), 9);
 }

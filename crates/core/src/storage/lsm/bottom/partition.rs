@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// An open partition file. Its rows never change.
 #[derive(Debug)]
-pub struct Partition {
+pub(crate) struct Partition {
     facts: Facts,
     layout: PageLayout,
     file: Arc<dyn File>,
@@ -24,7 +24,7 @@ pub struct Partition {
 impl Partition {
     /// Opens the file that `facts` tells of. `Corrupt` for one that is missing, damaged, of another
     /// partition or of another merge.
-    pub fn open(
+    pub(crate) fn open(
         medium: &dyn Medium,
         shape: &Shape,
         orders: &Orders,
@@ -36,22 +36,22 @@ impl Partition {
     }
 
     /// What it is.
-    pub fn facts(&self) -> &Facts {
+    pub(crate) fn facts(&self) -> &Facts {
         &self.facts
     }
 
     /// Its file.
-    pub fn file(&self) -> &Arc<dyn File> {
+    pub(crate) fn file(&self) -> &Arc<dyn File> {
         &self.file
     }
 
     /// Where things lie in its pages.
-    pub fn layout(&self) -> &PageLayout {
+    pub(crate) fn layout(&self) -> &PageLayout {
         &self.layout
     }
 
     /// Its sections, in order; none of a frozen one.
-    pub fn sections(&self) -> &[Section] {
+    pub(crate) fn sections(&self) -> &[Section] {
         match &self.body {
             Body::Sorted(sections) => sections,
             Body::Frozen(_) => &[],
@@ -59,7 +59,7 @@ impl Partition {
     }
 
     /// Whether its rows are in the order of a placement, not in that of their places.
-    pub fn is_frozen(&self) -> bool {
+    pub(crate) fn is_frozen(&self) -> bool {
         self.frozen().is_some()
     }
 
@@ -71,7 +71,7 @@ impl Partition {
     }
 
     /// Tables that have rows, with how many; one may come several times.
-    pub fn table_rows(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
+    pub(crate) fn table_rows(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
         let sorted = self.sections().iter().map(|section| (section.table, section.rows));
         let frozen = self.frozen().map_or(&[][..], |frozen| &frozen.tables);
         sorted.chain(frozen.iter().map(|table| (table.table, table.rows)))
@@ -79,18 +79,18 @@ impl Partition {
 
     /// How many of its pages, the first ones, have rows at home: all but the replicas of a frozen
     /// one.
-    pub fn home_pages(&self) -> u32 {
+    pub(crate) fn home_pages(&self) -> u32 {
         self.frozen().map_or(self.facts.pages, |frozen| frozen.home_pages)
     }
 
     /// At most so many pages are named of a row, if it is frozen.
-    pub fn candidates_max(&self) -> Option<usize> {
+    pub(crate) fn candidates_max(&self) -> Option<usize> {
         self.frozen().map(|frozen| frozen.candidates_max)
     }
 
     /// All memory that it takes: what is known of its sections, fences and filters included, or
     /// the indexes of its tables.
-    pub fn memory_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         let body = match &self.body {
             Body::Sorted(sections) => sections.iter().map(Section::memory_bytes).sum::<usize>(),
             Body::Frozen(frozen) => frozen.heap_bytes(),
@@ -106,7 +106,7 @@ impl Partition {
 
     /// The pages of the file that may hold the row at `place`: none, one, or rarely two. Of a
     /// frozen one that of its home, and those with replicas.
-    pub fn candidates(&self, place: Place) -> Candidates<'_> {
+    pub(crate) fn candidates(&self, place: Place) -> Candidates<'_> {
         if let Body::Frozen(frozen) = &self.body {
             return frozen.candidates(place);
         }
@@ -136,7 +136,7 @@ impl Partition {
 
     /// The pages of the file that may have rows of a range; of a frozen one all that have rows at
     /// home.
-    pub fn pages_of(&self, range: PlaceRange) -> Range<u32> {
+    pub(crate) fn pages_of(&self, range: PlaceRange) -> Range<u32> {
         if let Some(frozen) = self.frozen() {
             return 1..1 + frozen.home_pages;
         }
@@ -161,7 +161,7 @@ impl Partition {
     }
 
     /// The rows of a verified page: place, key and words of each.
-    pub fn rows<'p>(
+    pub(crate) fn rows<'p>(
         &'p self,
         page: u32,
         bytes: &'p [u8],
@@ -194,17 +194,17 @@ impl Partition {
 
     /// `Corrupt` for a row of a page that does not follow the one before it, or is not where the
     /// fences or the index say.
-    pub fn misplaced(&self, page: u32, row: u64) -> Error {
+    pub(crate) fn misplaced(&self, page: u32, row: u64) -> Error {
         self.damaged(page, &format!("row {row} is not in the place that its key has"))
     }
 
     /// `Corrupt` for a row that a page has twice.
-    pub fn twice(&self, page: u32, place: Place) -> Error {
+    pub(crate) fn twice(&self, page: u32, place: Place) -> Error {
         self.damaged(page, &format!("the row of table {} at {place:?} is there twice", place.table))
     }
 
     /// Checks the bytes of a page: that they are sound, of this file and this merge.
-    pub fn verify(&self, page: u32, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn verify(&self, page: u32, bytes: &[u8]) -> Result<()> {
         let merge = self.facts.merge;
         let name = self.file.name();
         let rows = self.layout.verify(bytes, page, name)?;
@@ -225,7 +225,12 @@ impl Partition {
 
     /// The row at `place` in a verified page that is one of its candidates; `None` when it is not
     /// there.
-    pub fn find<'p>(&self, place: Place, page: u32, bytes: &'p [u8]) -> Result<Option<&'p [f32]>> {
+    pub(crate) fn find<'p>(
+        &self,
+        place: Place,
+        page: u32,
+        bytes: &'p [u8],
+    ) -> Result<Option<&'p [f32]>> {
         if let Body::Frozen(frozen) = &self.body {
             return self.find_frozen(frozen, place, page, bytes);
         }
@@ -309,23 +314,23 @@ impl Partition {
 
 /// Partitions that one reader has for itself: the file of a page address is the place in this list.
 #[derive(Clone, Debug, Default)]
-pub struct Partitions(Box<[Arc<Partition>]>);
+pub(crate) struct Partitions(Box<[Arc<Partition>]>);
 
 impl Partitions {
     /// At most as many as the files of page addresses, from 0 on.
-    pub const COUNT_MAX: usize = 1 << 16;
+    pub(crate) const COUNT_MAX: usize = 1 << 16;
 
     /// A list of at most `COUNT_MAX` partitions of one class.
     ///
     /// # Panics
     /// When there are more.
-    pub fn new(partitions: Vec<Arc<Partition>>) -> Self {
+    pub(crate) fn new(partitions: Vec<Arc<Partition>>) -> Self {
         assert!(partitions.len() <= Self::COUNT_MAX, "{} partitions", partitions.len());
         Self(partitions.into())
     }
 
     /// All of them.
-    pub fn list(&self) -> &[Arc<Partition>] {
+    pub(crate) fn list(&self) -> &[Arc<Partition>] {
         &self.0
     }
 }

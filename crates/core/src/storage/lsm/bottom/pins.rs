@@ -5,7 +5,7 @@ use crate::storage::Parts;
 
 impl Bottom {
     /// The files of the newest snapshot, by number, and their bytes.
-    pub fn parts(&self) -> Vec<(u32, u64)> {
+    pub(crate) fn parts(&self) -> Vec<(u32, u64)> {
         let partitions = self.snapshot().version().partitions().iter();
         let mut parts: Vec<(u32, u64)> =
             partitions.map(|facts| (facts.number, facts.disk_bytes())).collect();
@@ -14,7 +14,7 @@ impl Bottom {
     }
 
     /// Keeps the files of a commit that is kept now, or was pinned when this was opened.
-    pub fn pin(&mut self, pin: u64, partitions: &[(u32, u64)]) {
+    pub(crate) fn pin(&mut self, pin: u64, partitions: &[(u32, u64)]) {
         let newest: Vec<u32> = self.parts().into_iter().map(|(number, _)| number).collect();
         for (number, bytes) in partitions {
             let is_known = newest.binary_search(number).is_ok()
@@ -29,7 +29,7 @@ impl Bottom {
     }
 
     /// Releases what only this pinned commit has.
-    pub fn unpin(&mut self, pin: u64) {
+    pub(crate) fn unpin(&mut self, pin: u64) {
         self.pins.remove(&pin);
         self.release();
     }
@@ -44,7 +44,7 @@ impl Bottom {
 
     /// Bytes of files that only a pinned commit keeps, not the `others` and no commit that is kept
     /// otherwise.
-    pub fn bytes_of_pin(&self, parts: &Parts, others: &[&Parts]) -> u64 {
+    pub(crate) fn bytes_of_pin(&self, parts: &Parts, others: &[&Parts]) -> u64 {
         let newest = self.parts();
         let only = |number: u32| {
             let is_newest = newest.binary_search_by_key(&number, |(number, _)| *number).is_ok();
@@ -58,7 +58,7 @@ impl Bottom {
     }
 
     /// Bytes of files that the newest snapshot has not and no pinned commit needs.
-    pub fn outdated_bytes(&self) -> u64 {
+    pub(crate) fn outdated_bytes(&self) -> u64 {
         let outdated = self.retired.iter().filter(|file| !self.is_pinned(file.number));
         outdated.map(|file| file.bytes).sum()
     }

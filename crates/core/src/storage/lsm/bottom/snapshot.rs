@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// An open partition with the number that page addresses have for it.
 #[derive(Clone, Debug)]
-pub struct Numbered {
+pub(crate) struct Numbered {
     /// The file of its page addresses.
     pub number: u16,
     /// The partition.
@@ -27,7 +27,7 @@ pub struct Numbered {
 
 /// What a page has of a place.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Looked<'p> {
+pub(crate) enum Looked<'p> {
     /// Its row.
     Row(&'p [f32]),
     /// Rows of other places.
@@ -38,7 +38,7 @@ pub enum Looked<'p> {
 
 /// A version whose partitions are open.
 #[derive(Debug)]
-pub struct Snapshot {
+pub(crate) struct Snapshot {
     version: Version,
     /// In the order of the version.
     partitions: Box<[Numbered]>,
@@ -56,40 +56,40 @@ impl Snapshot {
     }
 
     /// Rows of a table.
-    pub fn rows_of(&self, table: u16) -> u64 {
+    pub(crate) fn rows_of(&self, table: u16) -> u64 {
         self.rows.get(&table).copied().unwrap_or(0)
     }
 
     /// Which partitions there are.
-    pub fn version(&self) -> &Version {
+    pub(crate) fn version(&self) -> &Version {
         &self.version
     }
 
     /// The partitions, in order.
-    pub fn partitions(&self) -> &[Numbered] {
+    pub(crate) fn partitions(&self) -> &[Numbered] {
         &self.partitions
     }
 
     /// The frozen partition, if it has one: that has the rows of all places.
-    pub fn frozen(&self) -> Option<&Numbered> {
+    pub(crate) fn frozen(&self) -> Option<&Numbered> {
         self.partitions.first().filter(|open| open.partition.is_frozen())
     }
 
     /// All memory that it takes.
-    pub fn memory_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         let each = self.partitions.iter().map(|open| open.partition.memory_bytes());
         size_of_val(&*self.partitions) + self.version.memory_bytes() + each.sum::<usize>()
     }
 
     /// The partition that has the rows at `place`, and its pages that may hold that row.
-    pub fn look_up(&self, place: Place) -> Option<(&Numbered, Candidates<'_>)> {
+    pub(crate) fn look_up(&self, place: Place) -> Option<(&Numbered, Candidates<'_>)> {
         let open = &self.partitions[self.version.find(place)?];
         Some((open, open.partition.candidates(place)))
     }
 
     /// The pages that may hold the row at `place`: none, one, or rarely two, of a frozen partition
     /// all that have it.
-    pub fn candidates(&self, place: Place) -> impl Iterator<Item = PageAddress> + use<'_> {
+    pub(crate) fn candidates(&self, place: Place) -> impl Iterator<Item = PageAddress> + use<'_> {
         let found = self.look_up(place).into_iter();
         found.flat_map(|(open, candidates)| {
             candidates.iter().map(|page| PageAddress { file: open.number, page })
@@ -98,14 +98,19 @@ impl Snapshot {
 
     /// Where the first page that may hold the row at `place` stands among all pages, which follow
     /// each other as their rows do; `None` where no page may hold it.
-    pub fn order_of(&self, place: Place) -> Option<u32> {
+    pub(crate) fn order_of(&self, place: Place) -> Option<u32> {
         let at = self.version.find(place)?;
         let page = *self.partitions[at].partition.candidates(place).pages().first()?;
         Some(self.version.order_of(at, page))
     }
 
     /// What a verified page, which was a candidate of `place` when its read began, has of it now.
-    pub fn find<'p>(&self, place: Place, at: PageAddress, page: &'p [u8]) -> Result<Looked<'p>> {
+    pub(crate) fn find<'p>(
+        &self,
+        place: Place,
+        at: PageAddress,
+        page: &'p [u8],
+    ) -> Result<Looked<'p>> {
         let open = self.version.find(place).map(|at| &self.partitions[at]);
         match open.filter(|open| open.number == at.file) {
             Some(open) => {
@@ -119,7 +124,7 @@ impl Snapshot {
 
 /// The file of a partition that an edit has removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Retired {
+pub(crate) struct Retired {
     /// Number of the file.
     pub number: u32,
     /// Bytes that it takes of the disk.
@@ -130,7 +135,7 @@ pub struct Retired {
 
 impl Retired {
     /// What `edit`, an edit of `version`, retires.
-    pub fn by(version: &Version, edit: &Edit, epoch: u64) -> Vec<Self> {
+    pub(crate) fn by(version: &Version, edit: &Edit, epoch: u64) -> Vec<Self> {
         let removed: BTreeSet<u32> = edit.removed.iter().copied().collect();
         let leave = version.partitions().iter().filter(|facts| removed.contains(&facts.number));
         leave.map(|facts| Self { number: facts.number, bytes: facts.disk_bytes(), epoch }).collect()
@@ -139,7 +144,7 @@ impl Retired {
 
 /// The newest snapshot, and the files of older ones.
 #[derive(Debug)]
-pub struct Bottom {
+pub(crate) struct Bottom {
     medium: Arc<dyn Medium>,
     shape: Shape,
     orders: Arc<Orders>,
@@ -169,7 +174,7 @@ pub struct Bottom {
 impl Bottom {
     /// Opens all partitions of a version. `retired` are those that edits have removed since the
     /// oldest kept commit.
-    pub fn open(
+    pub(crate) fn open(
         medium: Arc<dyn Medium>,
         shape: &Shape,
         orders: Orders,
@@ -181,7 +186,7 @@ impl Bottom {
 
     /// As [`open`](Self::open), with the partitions that a reader has open already: what of them
     /// the version has is not read again.
-    pub fn going_on(
+    pub(crate) fn going_on(
         medium: Arc<dyn Medium>,
         shape: &Shape,
         orders: Orders,
@@ -229,49 +234,50 @@ impl Bottom {
     }
 
     /// The newest snapshot.
-    pub fn snapshot(&self) -> &Arc<Snapshot> {
+    pub(crate) fn snapshot(&self) -> &Arc<Snapshot> {
         &self.current
     }
 
     /// The source of the pages of all snapshots.
-    pub fn pages(&self) -> &Arc<OpenPartitions> {
+    pub(crate) fn pages(&self) -> &Arc<OpenPartitions> {
         &self.pages
     }
 
     /// The orders of the tables.
-    pub fn orders(&self) -> &Arc<Orders> {
+    pub(crate) fn orders(&self) -> &Arc<Orders> {
         &self.orders
     }
 
     /// Takes a new table in.
-    pub fn add_table(&mut self, table: u16, order: TableOrder) {
+    pub(crate) fn add_table(&mut self, table: u16, order: TableOrder) {
         Arc::make_mut(&mut self.orders).insert(table, order);
     }
 
     /// Takes a table out of which no partition has a row.
-    pub fn remove_table(&mut self, table: u16) {
+    pub(crate) fn remove_table(&mut self, table: u16) {
         Arc::make_mut(&mut self.orders).remove(table);
     }
 
     /// Takes a table out whose rows merges leave out from now on.
-    pub fn drop_table(&mut self, table: u16) {
+    pub(crate) fn drop_table(&mut self, table: u16) {
         Arc::make_mut(&mut self.orders).drop(table);
     }
 
     /// Whether a partition has rows of a table that was dropped.
-    pub fn has_dropped_rows(&self) -> bool {
+    pub(crate) fn has_dropped_rows(&self) -> bool {
         self.current.rows.keys().any(|table| self.orders.is_dropped(*table))
     }
 
     /// Files of partitions that kept commits may have and the newest snapshot has not.
-    pub fn retired(&self) -> &[Retired] {
+    #[cfg(test)]
+    pub(crate) fn retired(&self) -> &[Retired] {
         &self.retired
     }
 
     /// Makes the snapshot after `edit`, which is new and belongs to the commit `epoch`, the newest.
     /// Reads that have begun, with tickets before `next_ticket`, may go on in the partitions that
     /// it removes. Nothing changes when the edit or one of its files is refused.
-    pub fn install(&mut self, edit: &Edit, epoch: u64, next_ticket: u64) -> Result<()> {
+    pub(crate) fn install(&mut self, edit: &Edit, epoch: u64, next_ticket: u64) -> Result<()> {
         let version = self.current.version.apply(edit)?;
         let waiting = |number| {
             self.retired.iter().chain(&self.removable).any(|file: &Retired| file.number == number)
@@ -323,20 +329,20 @@ impl Bottom {
 
     /// Frees page numbers that no read under way can have; the oldest has the ticket
     /// `oldest_running`. To be said when a read ends, and after an edit while none is under way.
-    pub fn reads_ended(&self, oldest_running: Option<u64>) {
+    pub(crate) fn reads_ended(&self, oldest_running: Option<u64>) {
         self.pages.ended(oldest_running);
     }
 
     /// Commits before `released` are no more: files that only they have can be removed. Those
     /// before `oldest_kept` stay for readers alone.
-    pub fn drop_commits_before(&mut self, released: u64, oldest_kept: u64) {
+    pub(crate) fn drop_commits_before(&mut self, released: u64, oldest_kept: u64) {
         (self.released, self.oldest_kept) = (released, oldest_kept);
         self.release();
     }
 
     /// Removes the files that neither a kept commit nor a read under way has; returns their bytes.
     /// After an error those that are still there are removed by the next call.
-    pub fn remove_files(&mut self) -> Result<u64> {
+    pub(crate) fn remove_files(&mut self) -> Result<u64> {
         // A file takes its room until it is closed, with a name or without.
         self.being_read = self.pages.files_left();
         let mut bytes = 0;
@@ -361,7 +367,7 @@ impl Bottom {
 
     /// Removes the partition files that no commit has and no merge is writing, those with the
     /// numbers `running` are: what a crash has left. Returns how many there were.
-    pub fn remove_leftovers(&mut self, running: &[RangeInclusive<u32>]) -> Result<usize> {
+    pub(crate) fn remove_leftovers(&mut self, running: &[RangeInclusive<u32>]) -> Result<usize> {
         let partitions = self.current.version.partitions().iter();
         let waiting = self.retired.iter().chain(&self.removable);
         let known: BTreeSet<u32> = partitions
@@ -382,7 +388,7 @@ impl Bottom {
     }
 
     /// Bytes of the files of the newest snapshot, and of those that are not removed yet.
-    pub fn disk_bytes(&self) -> u64 {
+    pub(crate) fn disk_bytes(&self) -> u64 {
         self.current.version.disk_bytes() + self.leaving_bytes()
     }
 
@@ -393,7 +399,7 @@ impl Bottom {
 
     /// Those of them that commits alone, or the next removal, will give back: what readers or pins
     /// keep may stay for long.
-    pub fn coming_bytes(&self) -> u64 {
+    pub(crate) fn coming_bytes(&self) -> u64 {
         let goes = |file: &&Retired| file.epoch > self.oldest_kept && !self.is_pinned(file.number);
         let retired = self.retired.iter().filter(goes);
         let is_read = |file: &&Retired| self.being_read.contains(&file.number);
@@ -403,7 +409,7 @@ impl Bottom {
 
     /// Bytes of files that commits from `first` on have and that go when those before `oldest_kept`
     /// are dropped.
-    pub fn retired_bytes_between(&self, first: u64, oldest_kept: u64) -> u64 {
+    pub(crate) fn retired_bytes_between(&self, first: u64, oldest_kept: u64) -> u64 {
         let between = first + 1..=oldest_kept.max(first + 1);
         let goes = |file: &&Retired| between.contains(&file.epoch) && !self.is_pinned(file.number);
         let files = self.retired.iter().filter(goes);
@@ -413,7 +419,7 @@ impl Bottom {
     /// A number larger than that of any file that there was when leftovers were last removed, or
     /// the first number was asked for, or that a version of this bottom had. `Full` when there is
     /// none.
-    pub fn next_number(&mut self) -> Result<u32> {
+    pub(crate) fn next_number(&mut self) -> Result<u32> {
         let there = match self.largest_there {
             Some(there) => there,
             None => {
@@ -432,7 +438,7 @@ impl Bottom {
     }
 
     /// All memory that it takes.
-    pub fn memory_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         let files = self.retired.capacity() + self.removable.capacity();
         let beside = size_of::<Self>() + files * size_of::<Retired>();
         beside + self.pages.memory_bytes() + self.current.memory_bytes()

@@ -21,7 +21,7 @@ const WAY_OUT: &str = "restore the journal from a copy, or open an earlier commi
 
 /// The changes that a merge makes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Edit {
+pub(crate) struct Edit {
     /// Numbers of partitions that are no more.
     pub removed: Vec<u32>,
     /// Partitions in their place, in order.
@@ -30,7 +30,7 @@ pub struct Edit {
 
 impl Edit {
     /// Appends the edit as the content of a journal record.
-    pub fn encode(&self, into: &mut Vec<u8>) {
+    pub(crate) fn encode(&self, into: &mut Vec<u8>) {
         into.extend_from_slice(&[EDIT_VERSION, 0, 0, 0, 0, 0, 0, 0]);
         into.extend_from_slice(&(self.removed.len() as u32).to_le_bytes());
         into.extend_from_slice(&(self.added.len() as u32).to_le_bytes());
@@ -49,7 +49,7 @@ impl Edit {
     }
 
     /// The edit that `encode` wrote; `Corrupt` for anything else.
-    pub fn decode(bytes: &[u8]) -> Result<Self> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
         match Self::of_bytes(bytes) {
             Some(edit) => Ok(edit),
             None if bytes.first().is_some_and(|version| *version > EDIT_VERSION) => bail!(
@@ -102,7 +102,7 @@ fn eight(bytes: &[u8], at: usize) -> Option<u64> {
 
 /// The partitions of the bottom, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Version {
+pub(crate) struct Version {
     partitions: Vec<Facts>,
     /// The begin of each partition, beside each other for the search.
     firsts: Vec<Place>,
@@ -116,46 +116,46 @@ pub struct Version {
 
 impl Version {
     /// All partitions.
-    pub fn partitions(&self) -> &[Facts] {
+    pub(crate) fn partitions(&self) -> &[Facts] {
         &self.partitions
     }
 
     /// Which partition has the rows at `place`; `None` while there are no partitions.
-    pub fn find(&self, place: Place) -> Option<usize> {
+    pub(crate) fn find(&self, place: Place) -> Option<usize> {
         self.firsts.partition_point(|first| *first <= place).checked_sub(1)
     }
 
     /// Where the page `page` of the partition at `at` stands among all pages, as an order of reads:
     /// 2^31 and more, so that other numbers stand before it.
-    pub fn order_of(&self, at: usize, page: u32) -> u32 {
+    pub(crate) fn order_of(&self, at: usize, page: u32) -> u32 {
         let before = self.pages_before[at] + u64::from(page);
         ORDER_FIRST | before.min(u64::from(!ORDER_FIRST)) as u32
     }
 
     /// Rows of all partitions.
-    pub fn rows(&self) -> u64 {
+    pub(crate) fn rows(&self) -> u64 {
         self.rows
     }
 
     /// Rows of the partition that has most.
-    pub fn rows_largest(&self) -> u64 {
+    pub(crate) fn rows_largest(&self) -> u64 {
         self.rows_largest
     }
 
     /// Bytes that their files take of the disk.
-    pub fn disk_bytes(&self) -> u64 {
+    pub(crate) fn disk_bytes(&self) -> u64 {
         self.disk_bytes
     }
 
     /// All memory that it takes.
-    pub fn memory_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         self.partitions.capacity() * size_of::<Facts>()
             + self.firsts.capacity() * size_of::<Place>()
             + self.pages_before.capacity() * size_of::<u64>()
     }
 
     /// The version as one edit of an empty one: what a new journal file begins with.
-    pub fn as_edit(&self) -> Edit {
+    pub(crate) fn as_edit(&self) -> Edit {
         Edit { removed: Vec::new(), added: self.partitions.clone() }
     }
 
@@ -166,7 +166,7 @@ impl Version {
 
     /// `Full` when an edit that removes and adds so many partitions would leave too many: to be
     /// asked before any of them is written.
-    pub fn check_room(&self, removed: usize, added: usize) -> Result<()> {
+    pub(crate) fn check_room(&self, removed: usize, added: usize) -> Result<()> {
         let (count, most) = (self.count_after(removed, added), OpenPartitions::COUNT_MAX);
         if count > most {
             bail!(Full, "a merge would leave {count} partitions of at most {most} in a class");
@@ -176,7 +176,7 @@ impl Version {
 
     /// The version after an edit that a merge has made. `Full` when it leaves too many partitions,
     /// else as [`replay`](Self::replay).
-    pub fn apply(&self, edit: &Edit) -> Result<Self> {
+    pub(crate) fn apply(&self, edit: &Edit) -> Result<Self> {
         self.check_room(edit.removed.len(), edit.added.len())?;
         self.replay(edit)
     }
@@ -184,7 +184,7 @@ impl Version {
     /// The version after an edit of the journal. `Corrupt` when that removes what is not there, or
     /// all there is, adds a number that is there, leaves a gap, lets ranges overlap, or leaves more
     /// partitions than there can be.
-    pub fn replay(&self, edit: &Edit) -> Result<Self> {
+    pub(crate) fn replay(&self, edit: &Edit) -> Result<Self> {
         let (removed, added) = (edit.removed.len(), edit.added.len());
         let (count, most) = (self.count_after(removed, added), OpenPartitions::COUNT_MAX);
         if count > most {

@@ -18,7 +18,7 @@ struct Open {
 }
 
 /// A partition file that is being written.
-pub struct PartitionWriter {
+pub(crate) struct PartitionWriter {
     shape: Shape,
     first: Place,
     pages: PageWriter,
@@ -33,7 +33,7 @@ pub struct PartitionWriter {
 impl PartitionWriter {
     /// Creates the file of partition `number`, which must not exist, for rows from `first` on. The
     /// buffers of `queue` are what is written at once.
-    pub fn create(
+    pub(crate) fn create(
         medium: &dyn Medium,
         shape: &Shape,
         number: u32,
@@ -54,23 +54,24 @@ impl PartitionWriter {
     }
 
     /// All that it takes of the disk is drawn from `room`.
-    pub fn draw_from(&mut self, room: Option<Arc<dyn Room>>) {
+    pub(crate) fn draw_from(&mut self, room: Option<Arc<dyn Room>>) {
         self.pages.draw_from(room);
     }
 
     /// At most so many rows will come: no room on disk is taken ahead of them for more.
-    pub fn expect_rows(&mut self, rows: u64) {
+    pub(crate) fn expect_rows(&mut self, rows: u64) {
         self.most_rows = rows;
         self.pages.expect_pages(rows.div_ceil(self.pages.layout().rows_per_page as u64));
     }
 
     /// Rows added so far.
-    pub fn rows(&self) -> u64 {
+    pub(crate) fn rows(&self) -> u64 {
         self.rows
     }
 
     /// All memory that it takes.
-    pub fn memory_bytes(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn memory_bytes(&self) -> usize {
         let done: usize = self.sections.iter().map(Section::memory_bytes).sum();
         let open = self.open.as_ref().map_or(0, Open::memory_bytes);
         size_of::<Self>() + self.pages.heap_bytes() + done + open
@@ -81,7 +82,13 @@ impl PartitionWriter {
     ///
     /// # Panics
     /// When the row does not follow the one before, or its place is not that of its key.
-    pub fn push(&mut self, orders: &Orders, place: Place, key: u64, row: &[f32]) -> Result<()> {
+    pub(crate) fn push(
+        &mut self,
+        orders: &Orders,
+        place: Place,
+        key: u64,
+        row: &[f32],
+    ) -> Result<()> {
         self.pages.check_sound()?;
         let expected = self.last_order.place(orders, place.table, place.rank, key)?;
         assert!(expected == place && place >= self.first, "{place:?} is no place of key {key:#x}");
@@ -111,7 +118,12 @@ impl PartitionWriter {
 
     /// Ends the file, which has the rows of all places up to `last`, and makes it durable with its
     /// name.
-    pub fn finish(mut self, medium: &dyn Medium, orders: &Orders, last: Place) -> Result<Finished> {
+    pub(crate) fn finish(
+        mut self,
+        medium: &dyn Medium,
+        orders: &Orders,
+        last: Place,
+    ) -> Result<Finished> {
         self.pages.check_sound()?;
         if let Some(open) = self.open.take() {
             let section = open.finish(orders, self.rows)?;
@@ -132,12 +144,13 @@ impl PartitionWriter {
     }
 
     /// Gives the file up and removes it.
-    pub fn abandon(self, medium: &dyn Medium) -> Result<()> {
+    pub(crate) fn abandon(self, medium: &dyn Medium) -> Result<()> {
         self.pages.abandon(medium)
     }
 }
 
 impl Open {
+    #[cfg(test)]
     fn memory_bytes(&self) -> usize {
         let filter = self.filter.as_ref().map_or(0, FilterBuilder::memory_bytes);
         self.fences.memory_bytes() + filter

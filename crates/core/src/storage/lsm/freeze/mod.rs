@@ -10,7 +10,6 @@ mod sorter;
 use super::IN_BOTTOM;
 use super::Lsm;
 use super::bottom::{Facts, FrozenWriter, Merged, Orders, PlaceRange, Shape, Taken};
-use super::create::shape;
 use super::newest::TOMBSTONE;
 use super::unit::{GivenOut, MergeDone, UnreadPages};
 use crate::error::{ErrorKind, Result, bail};
@@ -106,7 +105,7 @@ impl StorageFreeze for Lsm {
         let sorter = Sorter::new(Arc::clone(&self.medium), name, row_words, plan.memory);
         let unit = FreezeUnit {
             medium: Arc::clone(&self.medium),
-            shape: shape(&self.facts),
+            shape: Shape::of(&self.facts),
             orders,
             number,
             merge,

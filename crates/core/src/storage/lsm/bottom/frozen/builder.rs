@@ -51,6 +51,7 @@ impl IndexBuilder {
     }
 
     /// Memory beside the value itself.
+    #[cfg(test)]
     pub(super) fn heap_bytes(&self) -> usize {
         match &self.copies {
             Copies::ById { homes, replicas } => homes.capacity() * 4 + replicas.capacity() * 8,

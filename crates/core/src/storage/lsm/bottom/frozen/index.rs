@@ -84,7 +84,7 @@ impl FrozenIndex {
         let at = at as usize;
         let head = self.list[at];
         let count = (head & !SHARED) as usize;
-        Candidates::of_list(&self.list[at + 1..at + 1 + count], head & SHARED == 0)
+        Candidates::of_list(&self.list[at + 1..at + 1 + count])
     }
 
     /// Memory beside the value itself.

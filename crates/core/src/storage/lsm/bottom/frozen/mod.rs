@@ -13,14 +13,14 @@ pub(super) mod writer;
 mod tests;
 
 pub(super) use footer::read_footer;
-pub use writer::FrozenWriter;
+pub(crate) use writer::FrozenWriter;
 
 use super::candidates::Candidates;
 use super::order::{Place, TableOrder};
 use index::FrozenIndex;
 
 /// A row has at most so many candidate pages, whoever freezes.
-pub const CANDIDATES_MOST: usize = 16;
+pub(crate) const CANDIDATES_MOST: usize = 16;
 
 /// The rows of a table in a frozen partition.
 #[derive(Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use crate::storage::lsm::bottom::order::{Orders, PlaceRange};
 use crate::storage::lsm::bottom::page_writer::{Ending, Finished, PageWriter};
 
 /// A frozen partition that is being written. Its owner says the order of the rows.
-pub struct FrozenWriter {
+pub(crate) struct FrozenWriter {
     pages: PageWriter,
     candidates_max: usize,
     /// The index of each table that has rows, in the order of tables.
@@ -29,7 +29,7 @@ impl FrozenWriter {
     /// Creates the file of partition `number`, which must not exist. The buffers of `queue` are
     /// what is written at once. Of a row at most `candidates_max` pages will be named, 1 to
     /// [`CANDIDATES_MOST`].
-    pub fn create(
+    pub(crate) fn create(
         medium: &dyn Medium,
         shape: &Shape,
         number: u32,
@@ -55,21 +55,10 @@ impl FrozenWriter {
         })
     }
 
-    /// Rows at home so far.
-    pub fn rows(&self) -> u64 {
-        self.rows
-    }
-
     /// The number of the page that the next row comes to.
-    pub fn page(&self) -> u32 {
+    #[cfg(test)]
+    pub(crate) fn page(&self) -> u32 {
         self.pages.page()
-    }
-
-    /// All memory that it takes.
-    pub fn memory_bytes(&self) -> usize {
-        let indexes: usize = self.tables.iter().map(IndexBuilder::heap_bytes).sum();
-        let tables = self.tables.capacity() * size_of::<IndexBuilder>();
-        size_of::<Self>() + self.pages.heap_bytes() + tables + indexes
     }
 
     /// Adds the next row: at home until [`end_homes`](Self::end_homes), where pages end when they
@@ -79,7 +68,13 @@ impl FrozenWriter {
     /// one, and a page of replicas that is full; some of these only when `finish` finds them.
     /// `Full` without room on disk. After any error the file can only be abandoned, all else is
     /// `Poisoned`.
-    pub fn push(&mut self, orders: &Orders, table: u16, key: u64, row: &[f32]) -> Result<()> {
+    pub(crate) fn push(
+        &mut self,
+        orders: &Orders,
+        table: u16,
+        key: u64,
+        row: &[f32],
+    ) -> Result<()> {
         self.pages.check_sound()?;
         let noted = self.note(orders, table, key);
         self.pages.note_failure(noted)?;
@@ -119,7 +114,7 @@ impl FrozenWriter {
     }
 
     /// All rows are at home: what is pushed from here on are replicas.
-    pub fn end_homes(&mut self) -> Result<()> {
+    pub(crate) fn end_homes(&mut self) -> Result<()> {
         self.pages.check_sound()?;
         let ended = match self.home_pages {
             None => self.pages.end_page(),
@@ -130,7 +125,7 @@ impl FrozenWriter {
     }
 
     /// Ends a page: of replicas, which has a row at least, or of rows at home, full or not.
-    pub fn end_page(&mut self) -> Result<()> {
+    pub(crate) fn end_page(&mut self) -> Result<()> {
         self.pages.check_sound()?;
         let ended = match (self.home_pages, std::mem::take(&mut self.replicas)) {
             (Some(_), 0) => self.misuse("a page of replicas ends that has no row"),
@@ -145,7 +140,7 @@ impl FrozenWriter {
 
     /// Ends the file and makes it durable with its name. It has the rows of all places. After an
     /// error it is removed.
-    pub fn finish(self, medium: &dyn Medium) -> Result<Finished> {
+    pub(crate) fn finish(self, medium: &dyn Medium) -> Result<Finished> {
         self.pages.check_sound()?;
         let name = self.pages.name().to_owned();
         self.finish_file(medium).map_err(|error| match medium.remove(&name) {
@@ -178,7 +173,7 @@ impl FrozenWriter {
     }
 
     /// Gives the file up and removes it.
-    pub fn abandon(self, medium: &dyn Medium) -> Result<()> {
+    pub(crate) fn abandon(self, medium: &dyn Medium) -> Result<()> {
         self.pages.abandon(medium)
     }
 }

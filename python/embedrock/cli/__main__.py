@@ -1,7 +1,0 @@
-"""`python -m embedrock.cli`, for places where the script is not on the path."""
-
-import sys
-
-from embedrock.cli import main
-
-sys.exit(main())
