@@ -172,7 +172,7 @@ def test_forked_children_log_for_themselves_while_threads_of_the_parent_log(tmp_
         threads = [threading.Thread(target=busy, args=(number,)) for number in range(2)]
         for thread in threads:
             thread.start()
-        for number in range(25):
+        for number in range(10):
             if (child := os.fork()) == 0:
                 seen.clear()
                 path = f"{folder}/child{number}.store"
