@@ -64,6 +64,15 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     found.stop(signal.SIGKILL)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _lines_of_the_engine_stay() -> Iterator[None]:
+    """Keeps `embedrock serve`, where a test runs it in this process, from having the engine
+    write its lines itself to the end of the process: other tests look for them in `logging`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("embedrock.cli.logs.from_engine", lambda _level: None)
+        yield
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[embedrock.Store]:
     """An empty store in a directory of its own, with too little disk to measure its speed first."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 import sys
 
@@ -62,21 +61,3 @@ def test_every_public_name_is_listed_and_documented() -> None:
         if not name.startswith("_") and getattr(value, "__module__", "").startswith("embedrock.")
     }
     assert ours - {"missing"} <= set(embedrock.__all__), "a public name is not listed"
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("permits", "Permit"),
-        ("permits", "Permits"),
-        ("prefetch", "Prefetch"),
-        ("recording", "Recording"),
-        ("window", "Window"),
-    ],
-)
-def test_documented_names_are_where_they_were_before_modules_had_groups(
-    module: str, name: str
-) -> None:
-    group = embedrock.observe if module == "recording" else embedrock.ahead
-    assert getattr(importlib.import_module(f"embedrock.{module}"), name) is getattr(group, name)
-    assert getattr(getattr(embedrock, module), name) is getattr(group, name)

@@ -140,7 +140,8 @@ def test_a_follower_whose_terminal_is_closed_commits_first(
     )
     os.close(inside)
     handled = Path(f"/proc/{process.pid}/status")
-    until("it takes signals", lambda: takes(handled, number))
+    until("it takes signals", lambda: process.poll() is not None or takes(handled, number))
+    assert process.poll() is None, os.read(terminal, 1 << 16).decode()
     shown = b""
 
     def has_read() -> bool:

@@ -26,6 +26,8 @@ from embedrock.training.options import TrainOptions
 from embedrock.training.trainer import Trainer
 from trainings import digests, options_of, stops_after, train
 
+pytestmark = pytest.mark.alone
+
 #: 24 steps an epoch, two epochs, of rows that do not fit into memory.
 LINES, BATCH, STEPS = 1200, 45, 48
 #: Memory whose cache holds fewer rows than one batch of so many samples has.
