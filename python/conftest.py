@@ -32,8 +32,10 @@ collect_ignore = [
 _SHARED = str(Path(__file__).with_name("tests"))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_SHARED, os.environ.get("PYTHONPATH")]))
 
-# A shell that starts tests in the background has them ignore Ctrl-C, and some tests send it.
+# A shell that starts tests in the background has them ignore Ctrl-C, nohup the end of a terminal,
+# and some tests send these to their children, which inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(optionalhook=True)
