@@ -47,7 +47,8 @@ pub(crate) struct Connection {
     leaving: Option<Pace>,
     /// Sends that the kernel is not done with.
     in_flight: usize,
-    _seat: Seat,
+    /// Its place, until it ends.
+    seat: Option<Seat>,
 }
 
 impl Connection {
@@ -69,8 +70,13 @@ impl Connection {
             arriving: None,
             leaving: None,
             in_flight: 0,
-            _seat: seat,
+            seat: Some(seat),
         }
+    }
+
+    /// Lets another connection have its place.
+    pub(crate) fn give_place(&mut self) {
+        self.seat = None;
     }
 
     /// Whether requests of it may be taken now.

@@ -534,6 +534,10 @@ impl Worker {
     /// Ends a connection, whatever is under way on it.
     fn end(&mut self, number: usize) {
         let Some(mut connection) = self.connections[number].take() else { return };
+        // What it had is free before its client can see the end: it may come again at once.
+        connection.give_place();
+        self.waiting -= connection.counted;
+        self.shared.clients.count(connection.counted, 0);
         if connection.has_lent() {
             connection.stream.abandon();
         }
@@ -545,8 +549,6 @@ impl Worker {
             // Announcements of others go, too, which costs reads and no results.
             let _ = self.shared.store.clear_announced();
         }
-        self.waiting -= connection.counted;
-        self.shared.clients.count(connection.counted, 0);
         self.free.push(number);
     }
 

@@ -306,6 +306,19 @@ fn a_client_that_takes_no_replies_holds_up_nobody_and_gets_them_all_later() {
     assert_eq!(pulled(&first.unwrap()).0.len(), 500);
 }
 
+// The socket was closed before its place was given back: who came again at once was refused.
+#[test]
+fn who_sees_the_end_of_its_connection_may_come_again_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let one = Options { max_connections: 1, ..options() };
+    let server = Server::start(filled(&folder), one).unwrap();
+    for _ in 0..1000 {
+        let mut client = Client::new(&server);
+        assert_eq!(client.say("QUIT"), ok());
+        assert!(client.is_closed());
+    }
+}
+
 #[test]
 fn connections_beyond_the_limit_are_told_and_a_thousand_work() {
     let folder = tempfile::tempdir().unwrap();
