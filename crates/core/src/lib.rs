@@ -41,8 +41,8 @@ pub use arena::trim_heap;
 pub use clip::Clip;
 pub use config::{
     Amount, CommitInfo, GetBatch, LookaheadBatch, Memory, MemoryUnit, MergePicker, NonFinite,
-    PinInfo, PutBatch, StorageKind, StoreOptions, TableId, TableInfo, TableSpec, Uncommitted,
-    UpdateBatch, UpdateReport, UpkeepScheduler, ValuesOut,
+    PinInfo, PutBatch, ScheduledBatch, StorageKind, StoreOptions, TableId, TableInfo, TableSpec,
+    Uncommitted, UpdateBatch, UpdateReport, UpkeepScheduler, ValuesOut,
 };
 pub use distinct::distinct;
 pub use error::{Error, ErrorKind, Result};

@@ -385,6 +385,20 @@ impl Store {
         Ok(number)
     }
 
+    /// Prototype.
+    fn announce_scheduled(
+        &self,
+        py: Python<'_>,
+        batch: Vec<LookaheadParts<'_>>,
+        next: Keys,
+        stretch: u64,
+        batches: u32,
+        furthest: u32,
+    ) -> PyResult<Option<u64>> {
+        let scheduled = core::ScheduledBatch { stretch, batches, furthest };
+        window::announce_scheduled(py, &self.0, &batch, &next, scheduled)
+    }
+
     /// Announces runs of ids, each from one of `first` to before the same of `last`; returns their
     /// number, or None when there is no room for them.
     fn announce_range(

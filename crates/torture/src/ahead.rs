@@ -66,7 +66,7 @@ impl Life<'_> {
         }
         let parts: Vec<LookaheadBatch<'_>> = batch
             .iter()
-            .map(|(table, keys)| LookaheadBatch { table: self.ids[*table], keys })
+            .map(|(table, keys)| LookaheadBatch { table: self.ids[*table], keys, next: &[] })
             .collect();
         match self.store().announce(&parts) {
             Ok(number) => self.announced.push_back((number, batch)),

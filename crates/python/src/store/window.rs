@@ -18,9 +18,31 @@ pub(super) fn announce(
 ) -> PyResult<Option<u64>> {
     let mut parts = Vec::with_capacity(batch.len());
     for (table, keys) in batch {
-        parts.push(core::LookaheadBatch { table: table.0, keys: keys.as_slice() });
+        parts.push(core::LookaheadBatch { table: table.0, keys: keys.as_slice(), next: &[] });
     }
     py.call_engine(|| store.announce(&parts)).or_raise(py)
+}
+
+pub(super) fn announce_scheduled(
+    py: Python<'_>,
+    store: &core::Store,
+    batch: &[LookaheadParts<'_>],
+    next: &Keys,
+    scheduled: core::ScheduledBatch,
+) -> PyResult<Option<u64>> {
+    let all: Vec<u16> = next.as_slice().iter().map(|n| *n as u16).collect();
+    let mut parts = Vec::with_capacity(batch.len());
+    let mut from = 0;
+    for (table, keys) in batch {
+        let keys = keys.as_slice();
+        parts.push(core::LookaheadBatch {
+            table: table.0,
+            keys,
+            next: &all[from..from + keys.len()],
+        });
+        from += keys.len();
+    }
+    py.call_engine(|| store.announce_scheduled(&parts, scheduled)).or_raise(py)
 }
 
 pub(super) fn announce_range(
