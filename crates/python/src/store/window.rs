@@ -1,6 +1,6 @@
 //! Verbs of the look-ahead window.
 
-use super::LookaheadParts;
+use super::{LookaheadParts, ScheduledParts};
 use crate::arrays::Keys;
 use crate::error::{OrRaise, misuse};
 use crate::logs::CallEngine;
@@ -26,21 +26,13 @@ pub(super) fn announce(
 pub(super) fn announce_scheduled(
     py: Python<'_>,
     store: &core::Store,
-    batch: &[LookaheadParts<'_>],
-    next: &Keys,
+    batch: &[ScheduledParts<'_>],
     scheduled: core::ScheduledBatch,
 ) -> PyResult<Option<u64>> {
-    let all: Vec<u16> = next.as_slice().iter().map(|n| *n as u16).collect();
     let mut parts = Vec::with_capacity(batch.len());
-    let mut from = 0;
-    for (table, keys) in batch {
-        let keys = keys.as_slice();
-        parts.push(core::LookaheadBatch {
-            table: table.0,
-            keys,
-            next: &all[from..from + keys.len()],
-        });
-        from += keys.len();
+    for (table, keys, next) in batch {
+        let (keys, next) = (keys.as_slice(), next.as_slice()?);
+        parts.push(core::LookaheadBatch { table: table.0, keys, next });
     }
     py.call_engine(|| store.announce_scheduled(&parts, scheduled)).or_raise(py)
 }

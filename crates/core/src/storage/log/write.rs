@@ -63,7 +63,10 @@ impl StorageWrite for ClassLog {
             self.writer.append_for(&mut self.segments, stretch, (table, key), words)
         });
         let slot = match for_stretch {
-            Some(slot) => slot?,
+            Some(slot) => {
+                note(Branch::WrittenForStretch);
+                slot?
+            }
             None => {
                 let stream = match self.separates {
                     true => self.stream_of(table, key, origin),

@@ -7,7 +7,7 @@ use std::time::Duration;
 const ROWS: u64 = 12_000;
 /// Values of a row, and as many of state.
 const WIDTH: usize = 24;
-const BUDGET: u64 = 900 << 10;
+const BUDGET: u64 = 760 << 10;
 const EPOCHS: u64 = 3;
 /// Batches of an epoch, of a stretch, and announced ahead.
 const BATCHES: u64 = 96;
