@@ -45,7 +45,7 @@ _LONG_FIRST = (
     "distributed/",
     "remote/test_redis_py.py",
     "training/",
-    "pipeline/test_lookahead_traps.py",
+    "pipeline/",
     "package/test_odd_arguments.py",
     "objects/",
     "remote/",
