@@ -35,8 +35,6 @@ pub mod store;
 #[cfg(test)]
 mod test_extent;
 
-#[cfg(any(test, feature = "testing"))]
-pub use arena::keep_freed;
 pub use arena::trim_heap;
 pub use clip::Clip;
 pub use config::{

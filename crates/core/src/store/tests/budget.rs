@@ -188,8 +188,8 @@ fn the_memory_that_a_refusal_names_works_whatever_the_device_is_measured_to_do_n
             .collect();
         let all = [
             [Some(20_000), Some(20_000)],
-            [Some(5_000_000), Some(5_000_000)],
-            [Some(5_000_000), None],
+            [Some(1_000_000), Some(1_000_000)],
+            [Some(1_000_000), None],
             [None, Some(20_000)],
         ];
         let medium = SimMedium::new(8);

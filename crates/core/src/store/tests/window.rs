@@ -110,8 +110,10 @@ fn policies() -> Vec<(String, i32)> {
 fn where_all_cores_are_taken_callers_do_not_stand_still() {
     each_kind(|| {
         let _cores = CORES.write();
+        // While cores are busy nothing else gets on: the stores are made before.
+        let [one, other] = [(); 2].map(|()| with_rows(with_window_of_one(600 << 10, 8)));
         let others: Vec<Busy> = (0..2 * cores()).map(|_| Busy::new()).collect();
-        use_ahead_beside_busy_cores();
+        use_ahead_beside_busy_cores(one);
         drop(others);
         let busy = AtomicBool::new(true);
         std::thread::scope(|scope| {
@@ -123,7 +125,7 @@ fn where_all_cores_are_taken_callers_do_not_stand_still() {
                 });
             }
             let _ends = Ends(&busy);
-            use_ahead_beside_busy_cores();
+            use_ahead_beside_busy_cores(other);
         });
     });
 }
@@ -193,13 +195,12 @@ fn begin_beside<L>(store: &Store, number: u64, lock: L) {
 
 /// Batches that are read ahead take little longer than those that are not, and bring their rows.
 #[cfg(target_os = "linux")]
-fn use_ahead_beside_busy_cores() {
-    let (store, table) = with_rows(with_window_of_one(600 << 10, 8));
+fn use_ahead_beside_busy_cores((store, table): (Store, TableId)) {
     let mut random = Random(8);
-    let batches = draw_keys(&mut random, 150);
+    let batches = draw_keys(&mut random, 100);
     use_ahead(&store, table, &batches);
     let stats = store.window_stats().unwrap();
-    assert!(stats.wait_s < 2.0 && stats.failed == 0, "{stats:?}");
+    assert!(stats.wait_s < 1.3 && stats.failed == 0, "{stats:?}");
     assert!(stats.helped > 0, "{stats:?}");
     // A thread may have lost its core in the middle of a group: verbs read what it lacks.
     assert!(stats.rows_loaded > 1000 || stats.starved > 0, "{stats:?}");
