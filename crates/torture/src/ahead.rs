@@ -68,10 +68,10 @@ impl Life<'_> {
             return Ok(());
         }
         let next: Vec<Vec<u16>> = batch.iter().map(|(_, keys)| self.next_uses(keys)).collect();
-        let part = |((table, keys), next): (&(usize, Vec<u64>), _)| {
-            LookaheadBatch { table: self.ids[*table], keys, next }
-        };
-        let parts: Vec<_> = batch.iter().zip(next.iter().map(Vec::as_slice)).map(part).collect();
+        let mut parts = Vec::with_capacity(batch.len());
+        for ((table, keys), next) in batch.iter().zip(&next) {
+            parts.push(LookaheadBatch { table: self.ids[*table], keys, next });
+        }
         let place = self.plan.schedules.then(|| self.place_in_schedule());
         let announced = match place {
             Some(place) => self.store().announce_scheduled(&parts, place),

@@ -132,8 +132,8 @@ class Window:
         with KeysNamed(*found):
             if schedule is None:
                 return self._store._core.announce([(t._handle, keys.flat) for t, keys in found])
-            next_use = {self._table(t): uses for t, uses in schedule.next_use.items()}
-            parts = [(t._handle, k.flat, _uses(t, k.flat, next_use.get(t))) for t, k in found]
+            next_use = {self._table(t).name: uses for t, uses in schedule.next_use.items()}
+            parts = [(t._handle, k.flat, _uses(t, k.flat, next_use.get(t.name))) for t, k in found]
             of = (schedule.stretch, schedule.stretch_batches, schedule.furthest)
             return self._store._core.announce_scheduled(parts, *of)
 
@@ -256,7 +256,8 @@ def _uses(table: Table, keys: NDArray[Any], given: ArrayLike | None) -> NDArray[
             f"next_use of table '{table.name}' has shape {uses.shape} and dtype {uses.dtype}, "
             f"expected a whole number for each of its {keys.size} keys"
         )
-    return (np.clip(uses.reshape(-1), -1, _LAST_USE) + 1).astype(np.uint16)
+    numbers: NDArray[np.uint16] = (np.clip(uses.reshape(-1), -1, _LAST_USE) + 1).astype(np.uint16)
+    return numbers
 
 
 def _number(given: int) -> int:

@@ -30,7 +30,7 @@ def test_a_schedule_changes_no_bit_and_fewer_pages_are_read(tmp_path: Path) -> N
         later.update((key, now) for key in steps[at].tolist())
 
     def train(path: Path, scheduled: bool) -> tuple[int, int, dict[str, object]]:
-        with embedrock.open(path, "4MiB", page_bytes=4096) as store:
+        with embedrock.open(path, "2MiB", page_bytes=4096, segment_bytes=65536) as store:
             table = store.table("t", 32, num_embeddings=rows, optimizer="sgd")
             numbers: list[int] = []
             for at, keys in enumerate(steps):
@@ -59,12 +59,13 @@ def test_a_schedule_changes_no_bit_and_fewer_pages_are_read(tmp_path: Path) -> N
     digest, fewer, window = train(tmp_path / "scheduled", scheduled=True)
     assert digest == plain
     assert window["schedule_right"] > 1000 and window["schedule_wrong"] == 0, window
+    assert pages > 1000
     assert fewer < pages / 2 or window["starved"], (fewer, pages, window)
 
 
 def test_a_schedule_that_does_not_fit_its_batch_is_named(tmp_path: Path) -> None:
     with embedrock.open(tmp_path / "s", "4MiB") as store:
-        store.table("t", 4, num_embeddings=100, optimizer="sgd")
+        store.table("t", 4, num_embeddings=100_000, optimizer="sgd")
 
         def announce(**change: object) -> int | None:
             place = {"stretch": 0, "stretch_batches": 8, "furthest": 4, "next_use": {"t": [0, -1]}}

@@ -53,11 +53,13 @@ pub(crate) struct DirtyRow<'a> {
 /// The facts that wait beside a row.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
+    key: u64,
     dirty_since: u32,
     stretch: Option<Stretch>,
+    /// Of a row whose `DirtyRow` has one.
+    origin: u32,
     table: u16,
-    key: u64,
-    origin: Option<u32>,
+    has_origin: bool,
     live: bool,
 }
 
@@ -117,7 +119,15 @@ impl FlushBuffer {
     /// Adds a row that is not here yet. Panics when full: the owner flushes before.
     pub(crate) fn push(&mut self, row: DirtyRow<'_>) {
         let DirtyRow { table, key, dirty_since, origin, stretch, words: row } = row;
-        let waiting = Waiting { dirty_since, stretch, table, key, origin, live: true };
+        let waiting = Waiting {
+            key,
+            dirty_since,
+            stretch,
+            origin: origin.unwrap_or(0),
+            table,
+            has_origin: origin.is_some(),
+            live: true,
+        };
         let at = match self.holes.pop() {
             Some(at) => {
                 self.waiting[at as usize] = waiting;
@@ -145,7 +155,9 @@ impl FlushBuffer {
 
     /// The row at a place that `find` gave.
     pub(crate) fn at(&self, at: u32) -> DirtyRow<'_> {
-        let Waiting { dirty_since, stretch, table, key, origin, .. } = self.waiting[at as usize];
+        let waiting = self.waiting[at as usize];
+        let Waiting { dirty_since, stretch, table, key, .. } = waiting;
+        let origin = waiting.has_origin.then_some(waiting.origin);
         let begin = at as usize * self.row_words;
         let words = &self.rows[begin..begin + self.row_words];
         DirtyRow { table, key, dirty_since, origin, stretch, words }

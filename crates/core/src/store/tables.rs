@@ -523,8 +523,8 @@ impl Inner {
     }
 
     /// Measures the depth that the device needs, and at that depth random reads of each page size,
-    /// `slice` for each turn; `None` where reads do not reach the device. What another store of this
-    /// process has measured of it lately is taken over.
+    /// `slice` for each turn; `None` where reads do not reach the device. What another store of
+    /// this process has measured of it lately is taken over.
     fn measure_device(&self, medium: &dyn Medium, slice: Duration) -> Result<Option<DeviceCurve>> {
         if let Some(curve) = medium.known_curve() {
             return Ok(Some(curve));

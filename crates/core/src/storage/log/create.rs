@@ -13,8 +13,6 @@ use std::sync::Arc;
 const SEGMENT_BYTES_MIN: u64 = 32 << 10;
 /// The least that is chosen for a store without a tight disk bound.
 const SEGMENT_BYTES_USUAL: u64 = 256 << 10;
-/// The part of a table that a segment has.
-const TABLE_PER_SEGMENT: u64 = 512;
 /// Chunks, of a page each, of a log that no plan has equipped.
 const BARE_CHUNKS: usize = 2;
 
@@ -42,9 +40,9 @@ fn is_size(bytes: u64, page_bytes: usize) -> bool {
     bytes.is_power_of_two() && sizes(page_bytes).contains(&bytes)
 }
 
-/// Segments that are 1/512 of what the table will hold: the open segment of every append point is
-/// room that nothing else can use, and with a schedule there are many. Larger where a disk bound
-/// allows, for tables still to come share the class.
+/// Segments that are 1/64 of what the table will hold, 1/512 under a disk bound, where every
+/// stream's open segment is room that nothing else can use; larger where the bound allows, for
+/// tables still to come share the class.
 pub(crate) fn choose_segment(need: &ClassNeed) -> Result<u64> {
     let ClassNeed { row_bytes, page_bytes, rows, max_disk_bytes, segment_bytes } = *need;
     let least = *sizes(page_bytes).start();
@@ -61,7 +59,8 @@ pub(crate) fn choose_segment(need: &ClassNeed) -> Result<u64> {
     let expected = rows.unwrap_or(1 << 20).saturating_mul(row_bytes as u64);
     let most = max_disk_bytes.unwrap_or(u64::MAX);
     let floor = (most / 256).min(SEGMENT_BYTES_USUAL);
-    let wanted = (most.min(expected) / TABLE_PER_SEGMENT).max(floor).min(SEGMENT_BYTES_MAX);
+    let parts = if max_disk_bytes.is_some() { 512 } else { 64 };
+    let wanted = (most.min(expected) / parts).max(floor).min(SEGMENT_BYTES_MAX);
     Ok(wanted.max(SEGMENT_BYTES_MIN).next_power_of_two().max(least))
 }
 

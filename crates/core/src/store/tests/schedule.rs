@@ -7,7 +7,7 @@ use std::time::Duration;
 const ROWS: u64 = 12_000;
 /// Values of a row, and as many of state.
 const WIDTH: usize = 24;
-const BUDGET: u64 = 760 << 10;
+const BUDGET: u64 = 900 << 10;
 const EPOCHS: u64 = 3;
 /// Batches of an epoch, of a stretch, and announced ahead.
 const BATCHES: u64 = 96;
@@ -178,10 +178,10 @@ fn train(said: Said) -> Trained {
 
 #[cfg_attr(miri, ignore = "long, and no unsafe code")]
 #[test]
-fn with_a_schedule_a_fourth_of_the_pages_is_read_and_all_bits_are_equal() {
+fn with_a_schedule_a_third_of_the_pages_is_read_and_all_bits_are_equal() {
     let (plain, scheduled) = (train(Said::Keys), train(Said::Schedule));
     assert_eq!(plain.digest, scheduled.digest);
-    assert!(4 * scheduled.pages <= plain.pages, "{scheduled:?} {plain:?}");
+    assert!(3 * scheduled.pages <= plain.pages, "{scheduled:?} {plain:?}");
     assert!(scheduled.written <= plain.written, "{scheduled:?} {plain:?}");
     assert_eq!(scheduled.moved, 0, "pages of stretches die as a whole");
     assert!(2 * scheduled.disk <= 3 * plain.disk, "{scheduled:?} {plain:?}");

@@ -581,8 +581,8 @@ mod tests {
             let next_stretch = |key: &u64| next_of(&batches, announced, *key, last).map(stretch);
             // The schedule is wrong about every seventh key, and knows nothing of every fifth.
             let said = |key: &u64| match next_stretch(key) {
-                Some(_) if key % 5 == 0 => 0,
-                Some(of) => (of - stretch(announced)) as u16 + 1 + u16::from(key % 7 == 0),
+                Some(_) if key.is_multiple_of(5) => 0,
+                Some(of) => (of - stretch(announced)) as u16 + 1 + u16::from(key.is_multiple_of(7)),
                 None => 0,
             };
             let next: Vec<u16> = keys.iter().map(said).collect();
@@ -595,7 +595,9 @@ mod tests {
                 let later = next_of(&batches, oldest, key, last).map(stretch);
                 let expected = match (announced_use, later) {
                     (Some(number), _) => Next::Batch(number),
-                    (None, Some(of)) if key % 5 > 0 => Next::Stretch(of + u64::from(key % 7 == 0)),
+                    (None, Some(of)) if key % 5 > 0 => {
+                        Next::Stretch(of + u64::from(key.is_multiple_of(7)))
+                    }
                     _ => Next::Unknown,
                 };
                 assert_eq!(next, expected, "key {key} of batch {oldest}");
