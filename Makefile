@@ -23,9 +23,11 @@ export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export CARGO_INCREMENTAL ?= 0
 export VIRTUAL_ENV := $(VENV)
 export PYO3_PYTHON := $(BIN)/python
+# Bytecode saves each worker of the tests ten seconds of a core, and each program half a second.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo docs pages test contests nightly adapters built-tests check check-rust check-python tsan \
-	torture planted bench peers wheel format lock clean
+.PHONY: help setup demo docs pages test contests nightly adapters rust-tests torture-tests built-tests check \
+	check-rust check-python tsan torture planted bench peers wheel format lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,15 +54,16 @@ TEST_BUILD := $(BIN)/maturin develop --uv --locked \
 BUILT ?= $(firstword $(wildcard $(STAMPS)/build-release) $(STAMPS)/build-test)
 # What runs side by side keeps two cores busy: compilers and checks have moments with one thread.
 # Tests of Rust and of Python do not: the look-ahead window's threads have what time others leave.
-# Both wait for the disk and for processes that they begin, so there are more of them than cores.
-# What a file makes once for its tests is made by one worker (python/conftest.py).
+# Both wait for the disk and for processes that they begin, so there are more of them than cores:
+# a test of Python waits for most of its time, above all for what it has written to be on the disk.
+# Which tests share a worker, and which begin first, says python/conftest.py.
 BESIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 test: ## Run the checks and the tests: Rust, Python, documented examples
 	@echo "Checks and the build of the tests run side by side and print when they are done."
 	$(BESIDE) BUILT=$(STAMPS)/build-test check built-tests
-	RUST_TEST_THREADS=4 $(RUST_TESTS)
-	$(BIN)/python -m pytest -n 3 --dist loadscope --durations=20 -m "not long and not alone" \
+	$(BESIDE) rust-tests torture-tests
+	$(BIN)/python -m pytest -n 5 --dist loadscope --durations=20 -m "not long and not alone" \
 		$(RULES:%=--ignore=%)
 	$(BIN)/python -m pytest --durations=10 -m "alone and not long" $(call marked,alone)
 
@@ -90,6 +93,15 @@ nightly: ## Run all there is, with every power cut and many seeds: checks, tests
 	$(MAKE) --no-print-directory planted
 	$(MAKE) --no-print-directory docs
 
+# The torture's tests have one thread for most of their time, and run beside all others.
+TEST_PROGRAMS = $(shell sed -n '/\[\[test\]\]/{n;s/name = "\(.*\)"/--test \1/p}' crates/*/Cargo.toml)
+rust-tests:
+	RUST_TEST_THREADS=4 $(RUST_TESTS) --lib --bins $(TEST_PROGRAMS)
+	$(RUST_TESTS) --doc
+
+torture-tests:
+	$(RUST_TESTS) --test torture
+
 built-tests: $(STAMPS)/build-test
 	$(RUST_TESTS) --no-run
 
@@ -106,7 +118,8 @@ check-python: $(BUILT) $(STAMPS)/lab
 	$(BIN)/ruff format --check
 	$(BIN)/python -m pytest -q $(RULES)
 	$(BIN)/mypy
-	cd python && $(BIN)/python -m mypy.stubtest embedrock._core
+	@# With the configuration it does not follow imports of torch: a quarter of the time.
+	$(BIN)/python -m mypy.stubtest embedrock._core --mypy-config-file pyproject.toml
 
 tsan: ## Run the tests with threads under the thread sanitizer (needs nightly Rust with rust-src)
 	RUSTFLAGS=-Zsanitizer=thread TSAN_OPTIONS=suppressions=$(CURDIR)/scripts/tsan.supp \

@@ -38,22 +38,60 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+_LONG_FIRST = (
+    "follow/test_kafka.py",
+    "remote/test_cluster.py",
+    "package/test_examples.py",
+    "distributed/",
+    "remote/test_redis_py.py",
+    "training/",
+    "pipeline/",
+    "package/test_odd_arguments.py",
+    "objects/",
+    "remote/",
+    "cli/",
+    "follow/",
+    "store/test_changes.py",
+    "store/test_lsm.py",
+    "store/test_pins.py",
+    "nn/test_nn_acceptance.py",
+    "package/test_logs.py",
+)
+"""Tests that take long, or many of a worker: last, they would leave the other workers idle."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Gives long tests out first where several workers run them."""
+
+    def place(item: pytest.Item) -> int:
+        file = item.nodeid.removeprefix("python/tests/")
+        found = (at for at, begin in enumerate(_LONG_FIRST) if file.startswith(begin))
+        return next(found, len(_LONG_FIRST))
+
+    if hasattr(config, "workerinput"):
+        items.sort(key=place)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests of a file that makes something once go to one worker; others go where there is time."""
+    """Tests that share what is made once go to one worker; others go where there is time."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return file if _makes_once(config.rootpath / file) else nodeid
+            return _shared(config.rootpath / nodeid.partition("::")[0]) or nodeid
 
+    config.option.loadscopereorder = False  # by number of tests, not by how long they take
     return Scheduling(config, log)
 
 
 @cache
-def _makes_once(file: Path) -> bool:
-    return 'scope="module"' in file.read_text(encoding="utf-8")
+def _shared(file: Path) -> str:
+    """What tests of a file share: what the file makes once, the broker, or nothing."""
+    text = file.read_text(encoding="utf-8")
+    if "broker: Broker" in text:
+        return "broker"
+    return str(file) if 'scope="module"' in text else ""
 
 
 @pytest.fixture(scope="session")

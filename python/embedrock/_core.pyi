@@ -343,6 +343,15 @@ class Store:
     def announce(self, /, batch: Sequence[tuple[TableId, _Keys]]) -> int | None:
         """Announces the keys of one batch; returns its number, or None: the window is full."""
 
+    def announce_scheduled(
+        self,
+        /,
+        batch: Sequence[tuple[TableId, _Keys, NDArray[np.uint16]]],
+        stretch: int,
+        batches: int,
+        furthest: int,
+    ) -> int | None:
+        """As announce, with where in a schedule each row is used next."""
     def announce_range(self, /, table: TableId, first: _Keys, last: _Keys) -> int | None:
         """Announces runs of ids; returns their number, or None: there is no room for them."""
 

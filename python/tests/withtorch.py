@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import gc
 import json
 import os
 import runpy
@@ -136,62 +137,117 @@ def run(
 
 @cache
 def _server() -> socket.socket:
-    """The process that has imported PyTorch, one for each process of tests."""
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with its:
-        process = subprocess.Popen(
-            [sys.executable, __file__, str(its.fileno())],
-            pass_fds=[its.fileno()],
-            start_new_session=True,  # Ctrl-C is for whoever runs the tests
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )
-
-    def end() -> None:
+    """A connection to the process that has imported PyTorch: one for all workers of a run."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", f"of {os.getpid()}")
+    name = f"\0embedrock tests {run}"  # a socket without a file
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            try:
+                listener.bind(name)
+            except OSError:
+                pass  # another worker was first
+            else:
+                listener.listen()
+                _start(listener)
+        ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # It ends with the last of its connections: between the two it may just have done so.
+        with contextlib.suppress(ConnectionError):
+            ours.connect(name)
+            if ours.recv(64) == b"ready":
+                atexit.register(ours.close)
+                return ours
         ours.close()
-        process.wait()
-
-    atexit.register(end)
-    assert ours.recv(64) == b"ready", "PyTorch was not imported"
-    return ours
+        assert not _started or _started[-1].poll() in (None, 0), "PyTorch was not imported"
 
 
-def _serve(server: socket.socket) -> dict[str, Any] | None:
+_started: list[subprocess.Popen[bytes]] = []
+
+
+def _start(listener: socket.socket) -> None:
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(listener.fileno())],
+        pass_fds=[listener.fileno()],
+        start_new_session=True,  # Ctrl-C is for whoever runs the tests
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+    _started.append(process)
+    atexit.register(process.wait)  # behind the closing of the connection, which is registered later
+
+
+def _serve(listener: socket.socket) -> dict[str, Any] | None:
     """Forks for each request. A child gets its request back, and the server None at the end."""
+    # Frozen, Triton's types would say on standard error that they leak. No test compiles for a GPU.
+    sys.modules["triton"] = None  # type: ignore[assignment]
     import torch
 
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    # The collector of a child that ends would write into all objects, and so copy them: it took a
+    # second of a core.
+    gc.collect()
+    gc.freeze()
     assert len(os.listdir("/proc/self/task")) == 1, "a child has one thread of its parent's"
-    server.send(b"ready")
-    children: dict[int, tuple[int, int]] = {}
+    clients: list[socket.socket] = []
+    children: dict[int, int] = {}
     while True:
-        for ready in select.select([server, *children], [], [])[0]:
-            if ready is not server:
-                pid, ended = children.pop(ready)
-                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                with contextlib.suppress(BrokenPipeError):
-                    os.write(ended, b"%d" % status)
-                os.close(ready)
-                os.close(ended)
-                continue
-            text, files, _, _ = socket.recv_fds(server, _REQUEST_BYTES, 4)
-            if not text:
-                return None
-            pid = os.fork()
-            if pid == 0:
-                for old, (_, ended) in children.items():
-                    os.close(old)
-                    os.close(ended)
-                for place, file in enumerate(files[:3]):
-                    os.dup2(file, place)
-                for file in files:
-                    os.close(file)
-                server.close()
-                found: dict[str, Any] = json.loads(text)
-                return found
-            for file in files[:3]:
-                os.close(file)
-            children[os.pidfd_open(pid)] = (pid, files[3])
-            server.send(b"%d" % pid)
+        for ready in select.select([listener, *clients, *children], [], [])[0]:
+            if ready is listener:
+                clients.append(listener.accept()[0])
+                with contextlib.suppress(OSError):  # it has ended
+                    clients[-1].send(b"ready")
+            elif isinstance(ready, int):
+                _tell_end(ready, children.pop(ready))
+            else:
+                request = _forked(ready, [listener, *clients], children)
+                if request is not None:
+                    return request
+                if ready.fileno() < 0:
+                    clients.remove(ready)
+                if not clients:
+                    return None
+
+
+def _tell_end(child: int, told: int) -> None:
+    """Writes the status of a child that has ended to whoever asked for it."""
+    status = os.waitid(os.P_PIDFD, child, os.WEXITED)
+    assert status is not None
+    code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+    with contextlib.suppress(BrokenPipeError):
+        os.write(told, b"%d" % code)
+    os.close(child)
+    os.close(told)
+
+
+def _forked(
+    client: socket.socket, sockets: list[socket.socket], children: dict[int, int]
+) -> dict[str, Any] | None:
+    """Forks for a request of a client, or closes the connection of one that has ended.
+
+    Returns the request in the child.
+    """
+    text, files = b"", []
+    with contextlib.suppress(ConnectionError):
+        text, files, _, _ = socket.recv_fds(client, _REQUEST_BYTES, 4)
+    if not text:
+        client.close()
+        return None
+    pid = os.fork()
+    if pid == 0:
+        for one in [*children, *children.values()]:
+            os.close(one)
+        for place, file in enumerate(files[:3]):
+            os.dup2(file, place)
+        for file in files:
+            os.close(file)
+        for each in sockets:
+            each.close()
+        found: dict[str, Any] = json.loads(text)
+        return found
+    for file in files[:3]:
+        os.close(file)
+    children[os.pidfd_open(pid)] = files[3]
+    with contextlib.suppress(BrokenPipeError):
+        client.send(b"%d" % pid)
+    return None
 
 
 def _become(request: dict[str, Any]) -> None:

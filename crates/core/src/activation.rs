@@ -60,6 +60,8 @@ branches! {
     JournalDropped = "journal_dropped",
     /// What a crash had left in a journal was cut off.
     TailCut = "tail_cut",
+    /// A row was written to the page of the stretch that uses it next.
+    WrittenForStretch = "written_for_stretch",
     /// A row that was read ahead found its set full of rows that are used sooner.
     TurnedAway = "turned_away",
 }

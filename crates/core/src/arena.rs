@@ -144,8 +144,10 @@ static KEEPS_FREED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBoo
 /// Makes the allocator of this process keep what is freed: for programs that open small stores by
 /// the thousand, which else spend half of their time on getting the same pages back.
 #[cfg(any(test, feature = "testing"))]
-pub fn keep_freed() {
-    KEEPS_FREED.store(true, std::sync::atomic::Ordering::Relaxed);
+pub(crate) fn keep_freed() {
+    if KEEPS_FREED.swap(true, std::sync::atomic::Ordering::Relaxed) {
+        return;
+    }
     #[cfg(all(target_os = "linux", target_env = "gnu", not(miri)))]
     // SAFETY: the allocator's own calls, which set thresholds under its locks.
     unsafe {

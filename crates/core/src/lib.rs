@@ -35,14 +35,12 @@ pub mod store;
 #[cfg(test)]
 mod test_extent;
 
-#[cfg(any(test, feature = "testing"))]
-pub use arena::keep_freed;
 pub use arena::trim_heap;
 pub use clip::Clip;
 pub use config::{
     Amount, CommitInfo, GetBatch, LookaheadBatch, Memory, MemoryUnit, MergePicker, NonFinite,
-    PinInfo, PutBatch, StorageKind, StoreOptions, TableId, TableInfo, TableSpec, Uncommitted,
-    UpdateBatch, UpdateReport, UpkeepScheduler, ValuesOut,
+    PinInfo, PutBatch, ScheduledBatch, StorageKind, StoreOptions, TableId, TableInfo, TableSpec,
+    Uncommitted, UpdateBatch, UpdateReport, UpkeepScheduler, ValuesOut,
 };
 pub use distinct::distinct;
 pub use error::{Error, ErrorKind, Result};

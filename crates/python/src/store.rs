@@ -12,7 +12,7 @@ use crate::lent::Arrays;
 use crate::logs::CallEngine;
 use crate::scan::Scan;
 use embedrock_core as core;
-use numpy::PyReadwriteArray1;
+use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::PyBytes;
@@ -49,6 +49,8 @@ type PutParts<'py> = (PyRef<'py, TableId>, Keys, Rows<'py>, Option<Rows<'py>>);
 type UpdateParts<'py> = (PyRef<'py, TableId>, Keys, Rows<'py>, PyRef<'py, Hyper>);
 /// A handle and keys.
 type LookaheadParts<'py> = (PyRef<'py, TableId>, Keys);
+/// As that, and where in the schedule the rows are used next.
+type ScheduledParts<'py> = (PyRef<'py, TableId>, Keys, PyReadonlyArray1<'py, u16>);
 /// Bounds on gradients: of elements, of rows, of all together with those of this norm.
 type Bounds = (Option<f64>, Option<f64>, Option<f64>, f64);
 
@@ -381,6 +383,22 @@ impl Store {
     /// full.
     fn announce(&self, py: Python<'_>, batch: Vec<LookaheadParts<'_>>) -> PyResult<Option<u64>> {
         let number = window::announce(py, &self.0, &batch)?;
+        self.tell_budget(py)?;
+        Ok(number)
+    }
+
+    /// Announces the keys of one coming batch and in how many stretches of the schedule each row is
+    /// used again, plus 1; 0 where nobody knows.
+    fn announce_scheduled(
+        &self,
+        py: Python<'_>,
+        batch: Vec<ScheduledParts<'_>>,
+        stretch: u64,
+        batches: u32,
+        furthest: u32,
+    ) -> PyResult<Option<u64>> {
+        let scheduled = core::ScheduledBatch { stretch, batches, furthest };
+        let number = window::announce_scheduled(py, &self.0, &batch, scheduled)?;
         self.tell_budget(py)?;
         Ok(number)
     }

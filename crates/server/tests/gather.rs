@@ -7,6 +7,7 @@ use embedrock_server::gather::{Gather, Mode};
 use embedrock_server::{Options, Server};
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -22,6 +23,10 @@ fn row(key: u64) -> Vec<f32> {
         false => vec![0.5; DIM],
     }
 }
+
+/// Rows as replies have them.
+static ROWS: LazyLock<Vec<Vec<u8>>> =
+    LazyLock::new(|| (0..IDS).map(|key| crate::common::bytes(&row(key))).collect());
 
 /// A server of a table whose even keys have rows.
 fn serve(folder: &TempDir, mode: Mode, change: impl FnOnce(&mut Options)) -> Server {
@@ -61,7 +66,7 @@ fn connect(server: &Server) -> TcpStream {
 }
 
 fn request(keys: &[u64]) -> Vec<u8> {
-    let packed: Vec<u8> = keys.iter().flat_map(|key| key.to_le_bytes()).collect();
+    let packed = crate::common::packed(keys);
     let head = format!("*3\r\n$9\r\nEMB.PULLB\r\n$4\r\nuser\r\n${}\r\n", packed.len());
     let mut request = head.into_bytes();
     request.extend(packed);
@@ -76,7 +81,7 @@ fn reply(keys: &[u64]) -> Vec<u8> {
     let mut bytes = format!("${length}\r\n").into_bytes();
     let header = [1, keys.len() as u32, missing.len() as u32].into_iter().chain(missing);
     header.for_each(|word| bytes.extend(word.to_le_bytes()));
-    keys.iter().for_each(|key| row(*key).iter().for_each(|v| bytes.extend(v.to_le_bytes())));
+    keys.iter().for_each(|key| bytes.extend_from_slice(&ROWS[*key as usize]));
     bytes.extend(b"\r\n");
     bytes
 }

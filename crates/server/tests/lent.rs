@@ -42,8 +42,7 @@ fn serve(folder: &TempDir, mode: Mode, threads: usize) -> Server {
 
 /// Gives rows of keys a version, of which all their values tell.
 fn push(client: &mut Client, keys: &[u64], version: u32) {
-    let rows: Vec<f32> = keys.iter().flat_map(|_| [version as f32; DIM]).collect();
-    let rows = crate::common::bytes(&rows);
+    let rows = crate::common::bytes(&vec![version as f32; keys.len() * DIM]);
     let reply = client.call(&[b"EMB.PUSH", b"user", &packed(keys), &rows]);
     assert!(matches!(reply, Reply::Array(_)), "version {version}: {reply:?}");
 }
@@ -51,10 +50,9 @@ fn push(client: &mut Client, keys: &[u64], version: u32) {
 /// The versions of rows, each of which is whole. A part of a row at the end is left out.
 fn versions(rows: &[u8]) -> Vec<u32> {
     let version = |row: &[u8]| {
-        let mut values = row.chunks_exact(4).map(|v| f32::from_le_bytes(v.try_into().unwrap()));
-        let first = values.next().unwrap();
-        assert!(values.all(|value| value == first), "a row of two versions");
-        first as u32
+        // Each value is the one before it.
+        assert!(row[4..] == row[..row.len() - 4], "a row of two versions");
+        f32::from_le_bytes(row[..4].try_into().unwrap()) as u32
     };
     rows.chunks_exact(4 * DIM).map(version).collect()
 }

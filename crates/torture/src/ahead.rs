@@ -4,12 +4,15 @@ use crate::check;
 use crate::life::{Life, Step};
 use crate::plan::Kind;
 use crate::report::Event;
-use embedrock_core::{LookaheadBatch, TableId};
+use embedrock_core::{LookaheadBatch, ScheduledBatch, TableId};
 use std::rc::Rc;
 use std::time::Duration;
 
 /// Batches that are announced ahead at most.
 const AHEAD: usize = 24;
+/// Batches of a stretch, and how many stretches ahead a row is used next at most.
+const BATCHES_PER_STRETCH: u64 = 3;
+const STRETCHES_AHEAD: u64 = 6;
 
 impl Life<'_> {
     /// Announces, reads ahead, or uses a batch.
@@ -64,15 +67,39 @@ impl Life<'_> {
             }
             return Ok(());
         }
-        let parts: Vec<LookaheadBatch<'_>> = batch
-            .iter()
-            .map(|(table, keys)| LookaheadBatch { table: self.ids[*table], keys })
-            .collect();
-        match self.store().announce(&parts) {
+        let next: Vec<Vec<u16>> = batch.iter().map(|(_, keys)| self.next_uses(keys)).collect();
+        let mut parts = Vec::with_capacity(batch.len());
+        for ((table, keys), next) in batch.iter().zip(&next) {
+            parts.push(LookaheadBatch { table: self.ids[*table], keys, next });
+        }
+        let place = self.plan.schedules.then(|| self.place_in_schedule());
+        let announced = match place {
+            Some(place) => self.store().announce_scheduled(&parts, place),
+            None => self.store().announce(&parts),
+        };
+        self.scheduled += u64::from(place.is_some());
+        match announced {
             Ok(number) => self.announced.push_back((number, batch)),
             Err(error) => self.refused("announce", &error, None)?,
         }
         Ok(())
+    }
+
+    fn place_in_schedule(&self) -> ScheduledBatch {
+        let stretch = self.scheduled / BATCHES_PER_STRETCH;
+        let batches = BATCHES_PER_STRETCH as u32;
+        ScheduledBatch { stretch, batches, furthest: STRETCHES_AHEAD as u32 }
+    }
+
+    /// What the schedule says of the keys of a batch: of each the same stretch, whatever batch it
+    /// is in, so that it is right now and then.
+    fn next_uses(&self, keys: &[u64]) -> Vec<u16> {
+        if !self.plan.schedules {
+            return Vec::new();
+        }
+        let now = self.scheduled / BATCHES_PER_STRETCH;
+        let next = |key: &u64| (key.wrapping_mul(7).wrapping_add(now)) % (STRETCHES_AHEAD + 2);
+        keys.iter().map(|key| next(key) as u16).collect()
     }
 
     fn turn_window(&mut self) -> Step {

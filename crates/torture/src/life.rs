@@ -83,6 +83,8 @@ pub(crate) struct Life<'c> {
     pub(crate) readers: Vec<Reader>,
     /// Numbers of batches that were announced, with their keys.
     pub(crate) announced: VecDeque<Announced>,
+    /// Batches that were announced with a schedule.
+    pub(crate) scheduled: u64,
     pub(crate) permits: Option<Permits>,
     pub(crate) blame: Blame,
     /// Why the store refuses changes, and the verb that may have been half done then.
@@ -130,6 +132,7 @@ impl<'c> Life<'c> {
             under_way: None,
             readers: Vec::new(),
             announced: VecDeque::new(),
+            scheduled: 0,
             permits,
             poison: None,
             doomed: false,

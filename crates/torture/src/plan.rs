@@ -225,6 +225,8 @@ pub(crate) struct Plan {
     pub(crate) batch: u64,
     /// Commits are pinned.
     pub(crate) pins: bool,
+    /// Batches are announced with a schedule, which is right about some rows.
+    pub(crate) schedules: bool,
     /// Journals that begin anew after so many bytes, if their indexes are not longer.
     pub(crate) journal_bytes_min: u64,
 }
@@ -315,6 +317,7 @@ impl Plan {
                 _ => *random.pick(&[8, 40, 120]),
             },
             pins: Random::new(seed, 5).chance(1, 2) && has(Habit::Pins),
+            schedules: Random::new(seed, 9).chance(1, 3),
             journal_bytes_min: *Random::new(seed, 8).pick(&[
                 2 << 10,
                 16 << 10,

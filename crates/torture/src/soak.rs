@@ -92,7 +92,6 @@ impl Soak {
     /// Runs until the end, and says how it went. `tell` is called now and then, and ends the run by
     /// false. A life that hangs is a failure; its thread is left behind.
     pub fn run(&self, tell: &mut dyn FnMut(&Progress<'_>) -> bool) -> Outcome {
-        embedrock_core::keep_freed();
         let begin = Instant::now();
         let before: Vec<u64> = Branch::ALL.iter().map(|branch| count(*branch)).collect();
         let jobs = self.jobs.max(1);

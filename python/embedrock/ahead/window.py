@@ -8,22 +8,70 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from embedrock._arguments import flag, shown
+import numpy as np
+
+from embedrock._arguments import flag, shown, whole
 from embedrock._arrays import ArrayLike, as_keys
 from embedrock._keys import KeysNamed
 from embedrock._names import beside
 from embedrock.errors import MisuseError, NotFoundError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from embedrock.store import Store
     from embedrock.table import Table
 
-__all__ = ["WINDOW_GROUP", "Window"]
+__all__ = ["WINDOW_GROUP", "BatchSchedule", "Window"]
+
+_LAST_USE = 2**16 - 2
+"""Uses that are more stretches ahead count as so many."""
 
 WINDOW_GROUP = 256
 """Most batches whose rows a window reads together, unless it is told otherwise."""
+
+
+@dataclass(frozen=True)
+class BatchSchedule:
+    """The place of a batch in the schedule of a training, and the next uses of its rows.
+
+    A training is divided into *stretches* of some batches each, so that the rows of a stretch fit
+    into a fourth of the cache. Source: time-forward processing of external-memory algorithms, for
+    the order of training that RecDB (section 3.2.1) takes as known.
+
+    >>> steps = [[1, 2, 3], [2, 3, 4], [1, 4, 5]]  # in stretches of one batch
+    >>> soon = [[2, 1, 1], [-1, -1, 1], [-1, -1, -1]]
+    >>> for stretch, (keys, uses) in enumerate(zip(steps, soon)):
+    ...     place = BatchSchedule(stretch, 1, 2, {table: uses})
+    ...     number = store.window.announce({table: keys}, schedule=place)
+    >>> store.window.clear()
+    """
+
+    stretch: int
+    """The number of the batch's stretch, from 0 on: the same as that of the batch before, or
+    larger."""
+    stretch_batches: int
+    """Batches of each stretch, all but the first and the last."""
+    furthest: int
+    """So many stretches ahead a next use is at most. As many stretches, less where memory or disk
+    have no room for it, have a page of their own that rows are written to."""
+    next_use: Mapping[Table | str, ArrayLike]
+    """For each table of the batch, and each of its keys in their order, in how many stretches the
+    row is used again: 0 for a later batch of this stretch, -1 where nobody knows."""
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        for name, least in (("stretch", 0), ("stretch_batches", 1), ("furthest", 0)):
+            number = whole(name, getattr(self, name), least)
+            if number >= 2**32:
+                raise MisuseError(f"{name} is {number}, expected less than 2**32")
+            object.__setattr__(self, name, number)
+        if not isinstance(self.next_use, Mapping):
+            expected = "expected {table: stretches until the next use}"
+            raise MisuseError(f"next_use is {shown(self.next_use)}, {expected}")
 
 
 class Window:
@@ -58,14 +106,23 @@ class Window:
         """Not for callers: windows come from ``Store.window``."""
         self._store = store
 
-    def announce(self, batch: Mapping[Table | str, ArrayLike]) -> int | None:
+    def announce(
+        self, batch: Mapping[Table | str, ArrayLike], *, schedule: BatchSchedule | None = None
+    ) -> int | None:
         """Announces the keys of one coming batch: ``{table or its name: keys (*,)}``.
 
         Returns the batch's number; None when the window is full, which changes once batches are
         finished. Keys may occur several times.
 
+        With ``schedule`` the store knows where in the training each row is used next. A row that
+        leaves memory is written to a page of the stretch that uses it next; then the rows of a
+        stretch lie together and are read together, instead of a page for nearly every row. Which
+        rows stay in memory follows from the schedule, too. It never changes a result. One that is
+        wrong about most uses is set aside with a warning in the log, until :meth:`clear`.
+
         Errors: ``KeyRangeError`` for ids outside a dense table, ``NotFoundError`` for a table that
-        the store does not have, ``ClosedError``.
+        the store does not have, ``MisuseError`` for a schedule that does not fit the batch,
+        ``ClosedError``.
 
         Blocking: copies the keys and returns.
         """
@@ -73,7 +130,12 @@ class Window:
             raise MisuseError(f"batch is {shown(batch)}, expected {{table: keys}}")
         found = [(self._table(table), as_keys(keys)) for table, keys in batch.items()]
         with KeysNamed(*found):
-            return self._store._core.announce([(t._handle, keys.flat) for t, keys in found])
+            if schedule is None:
+                return self._store._core.announce([(t._handle, keys.flat) for t, keys in found])
+            next_use = {self._table(t).name: uses for t, uses in schedule.next_use.items()}
+            parts = [(t._handle, k.flat, _uses(t, k.flat, next_use.get(t.name))) for t, k in found]
+            of = (schedule.stretch, schedule.stretch_batches, schedule.furthest)
+            return self._store._core.announce_scheduled(parts, *of)
 
     def announce_range(self, table: Table | str, first: ArrayLike, last: ArrayLike) -> int | None:
         """Announces ids of a dense table that will be used much: ``first`` to ``last`` (exclusive),
@@ -160,7 +222,9 @@ class Window:
         ``group_batches`` that were read of them;
         ``rows_loaded`` in ``requests`` for ``pages`` and ``bytes``, of them ``pages_again`` within
         one group; rows ``turned_away`` because all of their set are used sooner, rows ``lost``
-        although an announced batch uses them; groups that ``failed``, and the ``error`` of the last
+        although an announced batch or a schedule uses them; announced uses that a schedule has
+        foreseen (``schedule_right``, ``schedule_wrong``), and schedules that were set aside
+        (``schedule_set_aside``); groups that ``failed``, and the ``error`` of the last
         one; seconds that callers waited (``wait_s``), and how much of the window's work they did
         meanwhile (``helped``: tasks and portions); how often one went on without, as the threads
         that read had no core (``starved``), and whether these rest since (``resting``); steps of
@@ -180,6 +244,20 @@ class Window:
             there = beside(given, tables)
             raise NotFoundError(f"{self._store.path} has no table {given!r} ({there})")
         return tables[given]
+
+
+def _uses(table: Table, keys: NDArray[Any], given: ArrayLike | None) -> NDArray[np.uint16]:
+    """Next uses as the engine takes them: one more, and 0 where nobody knows."""
+    if given is None:
+        raise MisuseError(f"next_use says nothing of table '{table.name}', which the batch has")
+    uses = np.asarray(given)
+    if uses.dtype.kind not in "iu" or uses.size != keys.size:
+        raise MisuseError(
+            f"next_use of table '{table.name}' has shape {uses.shape} and dtype {uses.dtype}, "
+            f"expected a whole number for each of its {keys.size} keys"
+        )
+    numbers: NDArray[np.uint16] = (np.clip(uses.reshape(-1), -1, _LAST_USE) + 1).astype(np.uint16)
+    return numbers
 
 
 def _number(given: int) -> int:

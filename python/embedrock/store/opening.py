@@ -79,7 +79,8 @@ def open(
             it, the oldest of their commits are dropped, and such a reader gets ``CommitGoneError``,
             never wrong rows. None: a quarter of ``max_disk_bytes``, or no bound without that. The
             writer's bound applies.
-        page_bytes: Page size of new tables, 512 x 2**n up to 65,536; None measures the device.
+        page_bytes: Page size of new tables, 512 x 2**n up to 65,536; None measures the device,
+            once for all stores that a process makes there within an hour.
         segment_bytes: Unit of allocation and cleaning of new tables, a power of two from 16 pages
             to 4 MiB; None: chosen by the size of the table.
         cold_directory: A separate directory for the partitions of tables with ``storage="lsm"``,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import embedrock  # noqa: E402
+import withtorch  # noqa: E402
 from embedrock import nn  # noqa: E402
 from embedrock.errors import MisuseError, UnsupportedError  # noqa: E402
 
@@ -341,15 +340,13 @@ store.close()
 def test_a_model_of_ten_million_rows_is_built_in_less_memory_than_its_table(
     tmp_path: Path,
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(tmp_path / "s")],
+    done = withtorch.run(
+        ["-c", LIMITED, str(tmp_path / "s")],
         env={
             **os.environ,
             "PYTHONPATH": str(Path(embedrock.__file__).parents[1]),
             "OMP_NUM_THREADS": "1",
         },
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "no room\n256 {'normal': {'mean': 0.0, 'std': 1.0}}\n"

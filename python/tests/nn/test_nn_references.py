@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import embedrock  # noqa: E402
+import withtorch  # noqa: E402
 from embedrock import nn  # noqa: E402
 from embedrock.errors import (  # noqa: E402
     MismatchError,
@@ -98,14 +97,12 @@ def test_another_process_opens_the_store_to_read(model: Any, tmp_path: Path) -> 
         "print(model.one.store.read_only, model.one.store is model.bag.store)\n"
         "print(model(t.IDS).tolist())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "model")],
+    done = withtorch.run(
+        ["-c", script, str(tmp_path / "model")],
         env={
             "PYTHONPATH": f"{Path(embedrock.__file__).parents[1]}:{Path(__file__).parent}:{TESTS}",
             "OMP_NUM_THREADS": "1",
         },
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"True True\n{model(IDS).tolist()}\n"

@@ -23,6 +23,7 @@ NEEDS_TORCH = {
     "average_weights",
     "bring_a_model",
     "commit_and_resume",
+    "commit_with_ranks",
     "change_tables",
     "convert_model",
     "dataframes",

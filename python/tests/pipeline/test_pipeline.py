@@ -26,8 +26,6 @@ from embedrock import LookaheadLoader, Pipeline, nn, optim  # noqa: E402
 from embedrock.errors import ClosedError, KeyRangeError, MisuseError, NonFiniteError  # noqa: E402
 from embedrock.pipeline.announcing import Announcing  # noqa: E402
 
-pytestmark = pytest.mark.alone
-
 DIM = 32
 USERS, ITEMS = 40_000, 60_000
 STEPS = 30
@@ -416,6 +414,7 @@ def test_the_loaders_position_in_a_commit_is_that_of_the_batch_at_hand(
     assert len(list(Pipeline(trained.model, loader))) == 5
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("rows", "memory", "size", "left"),
     [
@@ -712,6 +711,7 @@ def test_a_program_that_fails_within_the_loop_ends(tmp_path: Path) -> None:
     assert "ZeroDivisionError" in done.stderr and done.returncode == 1
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", ["look-ahead", "pipeline", "both"])
 def test_the_engines_window_changes_no_bit(tmp_path: Path, how: str) -> None:
     batches = clicks()
@@ -733,6 +733,7 @@ def test_the_engines_window_changes_no_bit(tmp_path: Path, how: str) -> None:
     assert window["rows_loaded"] > 1000 or window["starved"], window
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", ["look-ahead", "pipeline"])
 def test_beginning_and_ending_to_announce_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import embedrock
+import withtorch
 from embedrock.errors import CorruptError, MisuseError, NotFoundError
 
 
@@ -70,8 +69,8 @@ def test_train_finds_it_out_before_it_reads_the_data(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a").touch()
     (tmp_path / "no.tsv").write_text("no line of Criteo\n")
-    command = [sys.executable, "-m", "embedrock", "train", "--data", "no.tsv"]
+    command = ["-m", "embedrock", "train", "--data", "no.tsv"]
     command += ["--format", "criteo", "--store", "full"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = withtorch.run(command, cwd=tmp_path)
     assert done.returncode == 2
     assert "holds no store, but other files" in done.stderr and "no.tsv" not in done.stderr

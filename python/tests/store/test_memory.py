@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 
 import embedrock
+import withtorch
 from embedrock import _memory
 from embedrock.errors import BudgetError, BudgetWarning, LockedError, MisuseError
 
@@ -151,9 +150,9 @@ def test_an_index_that_outgrew_per_cent_is_answered_in_per_cent(tmp_path: Path) 
 def test_the_command_answers_in_its_own_options(tmp_path: Path) -> None:
     lines = [f"{i % 2},{i},{i % 7}" for i in range(300_000)]
     (tmp_path / "a.csv").write_text("\n".join(["y,a,b", *lines]))
-    command = [sys.executable, "-m", "embedrock", "train", "--data", "a.csv", "--format", "csv"]
+    command = ["-m", "embedrock", "train", "--data", "a.csv", "--format", "csv"]
     command += ["--label", "y", "--categorical", "a,b", "--store", "s", "--memory", "128KiB"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = withtorch.run(command, cwd=tmp_path)
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if "error" in line]
     assert "give at least --memory " in line and "KiB" in line and "memory=" not in line

@@ -26,8 +26,6 @@ from embedrock.training.options import TrainOptions
 from embedrock.training.trainer import Trainer
 from trainings import digests, options_of, stops_after, train
 
-pytestmark = pytest.mark.alone
-
 #: 24 steps an epoch, two epochs, of rows that do not fit into memory.
 LINES, BATCH, STEPS = 1200, 45, 48
 #: Memory whose cache holds fewer rows than one batch of so many samples has.
@@ -104,6 +102,7 @@ def test_losses_and_rows_have_the_same_bits_however_they_were_read(
     assert window["rows_loaded"] > 1000 or window["starved"], window
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("announces")
 def test_settings_of_look_ahead_and_pipeline_reach_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,6 +123,7 @@ def test_settings_of_look_ahead_and_pipeline_reach_them(
     assert MODES["all settings"].items() <= result["settings"].items()
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("announces")
 def test_memory_without_room_for_rows_to_wait_reads_nothing_ahead_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -155,6 +155,7 @@ def test_a_run_of_which_all_rows_are_in_memory_is_told_nothing(
     assert "look-ahead" not in capsys.readouterr().err
 
 
+@pytest.mark.alone
 def test_counters_of_look_ahead_and_pipeline_are_part_of_result_report_and_last_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,7 +248,7 @@ def troubled(trouble: str, options: TrainOptions, *more: str) -> subprocess.Comp
     [
         ("killed", []),
         pytest.param("killed", ["--pipeline"], marks=pytest.mark.long),
-        ("killed while a commit is pending", []),
+        pytest.param("killed while a commit is pending", [], marks=pytest.mark.alone),
     ],
 )
 def test_a_killed_run_resumes_at_its_last_commit_with_the_same_bits(

@@ -4,7 +4,7 @@
 //! has and which never goes by. Lists of runs of keys say which rows are to be held, so that those
 //! that verbs bring are held as well; they are looked at for rows that come, never at hits.
 
-use super::next_use::BatchNumber;
+use super::next_use::NextUse;
 use super::{Cache, Location, RowRef, find};
 use parking_lot::RwLock;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ impl Cache {
 
     /// Holds a row; false when it is not resident.
     pub fn mark_held(&self, at: Location, table: u16, key: u64) -> bool {
-        self.expect_use(at, table, key, BatchNumber::HELD)
+        self.expect_use(at, table, key, NextUse::HELD)
     }
 
     /// A row leaves through `victim`, unless it is held. Says whether it was there.

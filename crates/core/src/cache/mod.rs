@@ -45,7 +45,7 @@ pub(crate) use crate::config::PolicyKind;
 pub(crate) use held::Run;
 pub(crate) use locate::CACHE_FIXED_BYTES;
 pub use locate::Location;
-pub(crate) use next_use::BatchNumber;
+pub(crate) use next_use::{NextUse, SchedulePlace};
 pub(crate) use policy::{Policy, WAYS_MAX};
 pub use row::RowMut;
 pub(crate) use row::{Removed, Resident, RowRef};
@@ -266,7 +266,7 @@ impl Cache {
         &self,
         at: Location,
         (table, key, origin): (u16, u64, u32),
-        next: Option<BatchNumber>,
+        next: Option<NextUse>,
         f: impl FnOnce(RowMut<'_>, bool) -> R,
         victim: impl FnOnce(RowRef<'_>),
     ) -> Option<R> {
@@ -349,7 +349,7 @@ impl Cache {
     fn make_room(
         &self,
         set: &mut LockedSet<'_>,
-        next: Option<BatchNumber>,
+        next: Option<NextUse>,
         victim: impl FnOnce(RowRef<'_>),
     ) -> Option<usize> {
         let empty = set.usable_mask() & !set.valid();
@@ -397,6 +397,7 @@ impl Cache {
             dirty: set.dirty() >> way & 1 == 1,
             captured: set.captured() >> way & 1 == 1,
             dirty_since: set.dirty_since(way),
+            stretch: self.next_uses.get().and_then(|uses| uses.stretch_of(set.index(), way)),
             words: set.words(way),
         }
     }

@@ -1,6 +1,7 @@
 //! Rows as callers see them, and the counts of resident and dirty ones.
 
 use super::sets::{DirtyBits, Header, Parts};
+use crate::config::Stretch;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -72,6 +73,8 @@ pub struct RowRef<'a> {
     pub captured: bool,
     /// The stamp of the change that made it dirty. Means nothing while the row is clean.
     pub dirty_since: u32,
+    /// The stretch of the schedule that uses it next, where that is known.
+    pub stretch: Option<Stretch>,
     /// The row: values, then state.
     pub words: &'a [f32],
 }

@@ -12,6 +12,7 @@ pub use table::{StorageKind, TableId, TableInfo, TableSpec};
 
 use crate::optimizer::Hyper;
 use serde::{Deserialize, Serialize};
+use std::num::NonZeroU32;
 
 /// One table's part of a batch that is announced.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +21,37 @@ pub struct LookaheadBatch<'a> {
     pub table: TableId,
     /// Keys that the batch will use; duplicates are allowed.
     pub keys: &'a [u64],
+    /// With a schedule: of each key in how many stretches it is used again, plus 1 (1: later in
+    /// this stretch); 0 where nobody knows. Empty without.
+    pub next: &'a [u16],
+}
+
+/// A stretch of training: some batches in a row, whose rows are written so that they lie together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stretch(NonZeroU32);
+
+impl Stretch {
+    /// The `n`th one; numbers of 32 bits go round.
+    pub fn of(n: u64) -> Self {
+        let number = (n % u64::from(u32::MAX)) as u32 + 1;
+        Self(NonZeroU32::new(number).expect("one more than a number is not 0"))
+    }
+
+    /// Its number.
+    pub fn number(self) -> u32 {
+        self.0.get() - 1
+    }
+}
+
+/// The place of a batch that is announced in the schedule of the training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScheduledBatch {
+    /// The number of its stretch; that of a later batch is the same or larger.
+    pub stretch: u64,
+    /// Batches of each stretch, all but the first and the last.
+    pub batches: u32,
+    /// So many stretches ahead the furthest next use is.
+    pub furthest: u32,
 }
 
 /// The destination of the values of a get.

@@ -3,9 +3,10 @@
 //! The page size of a row class and the merging of neighbouring pages follow this curve, and every
 //! benchmark prints the device's rate beside its own.
 
-use super::{Buffers, Completion, File, Medium, OpenMode, Queue};
+use super::{Buffers, Completion, File, IoKind, Medium, OpenMode, Queue};
 use crate::error::{Result, bail};
 use crate::hash::mix;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,6 +24,9 @@ const TURNS: usize = 3;
 /// A depth suffices that gives this share of what the best depth gives: more in flight takes
 /// buffers and makes every answer wait longer.
 const SUFFICIENT_SHARE: f64 = 0.97;
+
+/// For so long a curve is taken for that of its device: others may make it slower or faster.
+const REMEMBERED: Duration = Duration::from_secs(3600);
 
 /// Bytes of one write of `scratch_file`.
 const WRITE_BYTES: usize = 256 << 10;
@@ -43,6 +47,41 @@ pub struct DeviceCurve {
     pub depth: usize,
     /// One point for each size, sizes rising.
     pub points: Vec<CurvePoint>,
+}
+
+/// What a curve is of: a device, as the system numbers it, by a kind of queue.
+pub(crate) type Measured = (u64, IoKind);
+
+/// A curve that this process has measured.
+struct Remembered {
+    of: Measured,
+    /// How long each of its turns was, and when it was measured.
+    slice: Duration,
+    at: Instant,
+    curve: DeviceCurve,
+}
+
+/// How long it takes at most until who looks at them has done so.
+const LOCKED: Duration = Duration::from_millis(50);
+
+/// The curves of this process, one of each device. Guards itself alone.
+static REMEMBERED_CURVES: Mutex<Vec<Remembered>> = Mutex::new(Vec::new());
+
+/// The curve of a device that this process has measured lately, with turns of `slice` or longer.
+pub(crate) fn remembered(of: Measured, slice: Duration) -> Option<DeviceCurve> {
+    // A fork may have taken place while another thread had the lock, which nobody gives back then.
+    let curves = REMEMBERED_CURVES.try_lock_for(LOCKED)?;
+    let is_of =
+        |one: &&Remembered| one.of == of && one.slice >= slice && one.at.elapsed() < REMEMBERED;
+    curves.iter().find(is_of).map(|one| one.curve.clone())
+}
+
+/// Remembers what was measured of a device.
+pub(crate) fn remember(of: Measured, slice: Duration, curve: &DeviceCurve) {
+    if let Some(mut curves) = REMEMBERED_CURVES.try_lock_for(LOCKED) {
+        curves.retain(|one| one.of != of);
+        curves.push(Remembered { of, slice, at: Instant::now(), curve: curve.clone() });
+    }
 }
 
 impl DeviceCurve {
@@ -275,6 +314,27 @@ mod tests {
 
     fn point(bytes: usize, requests_per_s: f64) -> CurvePoint {
         CurvePoint { bytes, requests_per_s }
+    }
+
+    #[test]
+    fn a_curve_is_remembered_for_its_device_and_for_turns_as_long() {
+        let curve = DeviceCurve {
+            depth: 8,
+            points: vec![CurvePoint { bytes: 4096, requests_per_s: 1000.0 }],
+        };
+        // No device has such a number.
+        let (of, ms) = ((u64::MAX - 7, IoKind::Pread), Duration::from_millis);
+        assert_eq!(remembered(of, ms(1)), None);
+        remember(of, ms(12), &curve);
+        assert_eq!(remembered(of, ms(12)), Some(curve.clone()));
+        assert_eq!(remembered(of, ms(3)), Some(curve.clone()));
+        assert_eq!(remembered(of, ms(40)), None, "shorter turns tell less");
+        assert_eq!(remembered((of.0 - 1, of.1), ms(1)), None);
+        assert_eq!(remembered((of.0, IoKind::Simulated), ms(1)), None);
+        let faster = DeviceCurve { depth: 9, ..curve };
+        remember(of, ms(40), &faster);
+        assert_eq!(remembered(of, ms(40)), Some(faster.clone()));
+        assert_eq!(remembered(of, ms(12)), Some(faster));
     }
 
     #[test]

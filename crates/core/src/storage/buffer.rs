@@ -4,6 +4,7 @@
 //! together to be packed in the order in which they became dirty, so that rows used together share
 //! a page (design 5.5). A row asked for again is rescued from here without a read. Memory is fixed.
 
+use crate::config::Stretch;
 use crate::hash::mix;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -43,6 +44,8 @@ pub(crate) struct DirtyRow<'a> {
     pub dirty_since: u32,
     /// Stored copy that it outdates, 0 for none; `None` where the index tells.
     pub origin: Option<u32>,
+    /// The stretch of the schedule that uses it next, where that is known.
+    pub stretch: Option<Stretch>,
     /// Values and state.
     pub words: &'a [f32],
 }
@@ -50,10 +53,13 @@ pub(crate) struct DirtyRow<'a> {
 /// The facts that wait beside a row.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
-    dirty_since: u32,
-    table: u16,
     key: u64,
-    origin: Option<u32>,
+    dirty_since: u32,
+    stretch: Option<Stretch>,
+    /// Of a row whose `DirtyRow` has one.
+    origin: u32,
+    table: u16,
+    has_origin: bool,
     live: bool,
 }
 
@@ -112,8 +118,16 @@ impl FlushBuffer {
 
     /// Adds a row that is not here yet. Panics when full: the owner flushes before.
     pub(crate) fn push(&mut self, row: DirtyRow<'_>) {
-        let DirtyRow { table, key, dirty_since, origin, words: row } = row;
-        let waiting = Waiting { dirty_since, table, key, origin, live: true };
+        let DirtyRow { table, key, dirty_since, origin, stretch, words: row } = row;
+        let waiting = Waiting {
+            key,
+            dirty_since,
+            stretch,
+            origin: origin.unwrap_or(0),
+            table,
+            has_origin: origin.is_some(),
+            live: true,
+        };
         let at = match self.holes.pop() {
             Some(at) => {
                 self.waiting[at as usize] = waiting;
@@ -141,10 +155,12 @@ impl FlushBuffer {
 
     /// The row at a place that `find` gave.
     pub(crate) fn at(&self, at: u32) -> DirtyRow<'_> {
-        let Waiting { dirty_since, table, key, origin, .. } = self.waiting[at as usize];
+        let waiting = self.waiting[at as usize];
+        let Waiting { dirty_since, stretch, table, key, .. } = waiting;
+        let origin = waiting.has_origin.then_some(waiting.origin);
         let begin = at as usize * self.row_words;
         let words = &self.rows[begin..begin + self.row_words];
-        DirtyRow { table, key, dirty_since, origin, words }
+        DirtyRow { table, key, dirty_since, origin, stretch, words }
     }
 
     /// Takes a row out: it went back to the cache, or its key was deleted. False where it does not
@@ -168,6 +184,12 @@ impl FlushBuffer {
         });
     }
 
+    /// Puts places of waiting rows in the order of the stretches that use them next; those of one
+    /// stretch, and of none, stay in their order.
+    pub(crate) fn sort_by_stretch(&self, order: &mut [u32]) {
+        order.sort_by_key(|at| self.waiting[*at as usize].stretch);
+    }
+
     /// Forgets all rows: they were written.
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
@@ -186,7 +208,7 @@ mod tests {
         origin: Option<u32>,
         words: &[f32],
     ) -> DirtyRow<'_> {
-        DirtyRow { table, key, dirty_since, origin, words }
+        DirtyRow { table, key, dirty_since, origin, stretch: None, words }
     }
 
     #[test]

@@ -319,8 +319,14 @@ fn a_full_disk_changes_nothing_and_room_lets_it_go_on() {
         for at in 0..2000 {
             let key = (1, mix(at | 1 << 20, 77));
             let words = words_of(key, 1);
-            let row =
-                DirtyRow { table: 1, key: key.1, dirty_since: 1, origin: Some(0), words: &words };
+            let row = DirtyRow {
+                table: 1,
+                key: key.1,
+                dirty_since: 1,
+                origin: Some(0),
+                stretch: None,
+                words: &words,
+            };
             life.storage.append(row).unwrap();
         }
         life.storage.flush(1).unwrap();

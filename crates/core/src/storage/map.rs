@@ -108,6 +108,8 @@ pub(super) struct MapStorage {
 
 impl super::StorageFreeze for MapStorage {}
 
+impl super::StorageStretches for MapStorage {}
+
 /// It has no files that a commit needs: its pieces are the rows.
 impl super::StoragePins for MapStorage {}
 
@@ -305,7 +307,7 @@ impl StorageWrite for MapStorage {
 
     fn park(&mut self, row: DirtyRow<'_>) {
         assert!(self.room() > 0, "no row more can wait");
-        let DirtyRow { table, key, dirty_since, origin, words } = row;
+        let DirtyRow { table, key, dirty_since, origin, words, .. } = row;
         let parked = Parked { words: words.to_vec(), dirty_since, origin };
         assert!(self.parked.insert((table, key), parked).is_none(), "a row waits twice");
     }
@@ -330,7 +332,14 @@ impl StorageWrite for MapStorage {
         let parked = std::mem::take(&mut self.parked);
         let rows = parked.len() as u64;
         for ((table, key), Parked { words, dirty_since, origin }) in parked {
-            self.append(DirtyRow { table, key, dirty_since, origin, words: &words })?;
+            self.append(DirtyRow {
+                table,
+                key,
+                dirty_since,
+                origin,
+                stretch: None,
+                words: &words,
+            })?;
         }
         Ok(rows)
     }

@@ -33,7 +33,7 @@ pub(crate) use changes::{RowChange, SlotSet};
 pub(crate) use facts::{ClassFacts, OpenAt, TableFacts};
 pub(crate) use kinds::{check_class, create, recovery};
 pub(crate) use log::demand::{Demand, Share};
-pub(crate) use log::{ClassNeed, choose_segment, seed_of_file};
+pub(crate) use log::{ClassNeed, StretchPoints, choose_segment, seed_of_file};
 pub(crate) use need::{
     disk_bytes_for, index_memory, index_memory_to_grow, is_packed, packed_growth,
 };
@@ -53,8 +53,8 @@ pub(crate) use size::{PAGE_SIZES, choose_page, possible_pages};
 pub(crate) use sweep::{Areas, Checked, Finding, Sweep, SweptRow, TakeRows};
 pub(crate) use traits::{
     Hearer, Storage, StorageBudget, StorageChanges, StorageCounts, StorageFreeze, StorageJournal,
-    StoragePins, StorageRead, StorageRecovery, StorageRefresh, StorageSpace, StorageSweeps,
-    StorageTables, StorageUpkeep, StorageWrite, Unit,
+    StoragePins, StorageRead, StorageRecovery, StorageRefresh, StorageSpace, StorageStretches,
+    StorageSweeps, StorageTables, StorageUpkeep, StorageWrite, Unit,
 };
 
 /// The questions of a layout about rows in DRAM while it moves stored copies.

@@ -4,7 +4,7 @@
 use super::{
     Areas, Begun, Checked, Cut, DirtyRow, Finding, Found, Freeze, FreezePlan, OpenAt, PageAddress,
     PageSource, Parts, Region, Residents, Resolved, RowChange, Share, SlotSet, SpaceBound,
-    StorageMemory, StorageStats, Sweep, TableFacts, UnitReport, Want,
+    StorageMemory, StorageStats, StretchPoints, Sweep, TableFacts, UnitReport, Want,
 };
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::io::{File, Medium};
@@ -166,6 +166,34 @@ pub(crate) trait StorageWrite {
     /// Makes the index of a growing table smaller after many deletes, in `most` steps at most, for
     /// each takes the journal room of a row. Not while a cycle of pieces is under way.
     fn shrink_index(&mut self, table: u16, most: usize);
+}
+
+/// Rows that are written where they are used next; a layout with another order does nothing.
+pub(crate) trait StorageStretches {
+    /// The append points for `stretches` of a schedule, of which the furthest next use is so far
+    /// ahead, in at most so many bytes of memory and of the disk; `None` where there is too little
+    /// of them, or the layout has no such points.
+    fn stretch_points(&self, furthest: u32, memory: u64, disk: u64) -> Option<StretchPoints> {
+        let _ = (furthest, memory, disk);
+        None
+    }
+
+    /// Gives stretches append points; nothing where they have those already. May wait for the
+    /// device.
+    fn open_stretches(&mut self, points: StretchPoints) -> Result<()> {
+        let _ = points;
+        Ok(())
+    }
+
+    /// Takes them back. May wait for the device.
+    fn close_stretches(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Bytes that they take.
+    fn stretch_bytes(&self) -> u64 {
+        0
+    }
 }
 
 /// The part of a layout that commits and the journal need.
@@ -512,6 +540,7 @@ pub(crate) trait Storage:
     + StorageSweeps
     + StorageChanges
     + StorageWrite
+    + StorageStretches
     + StorageJournal
     + StorageSpace
     + StorageUpkeep

@@ -662,6 +662,7 @@ impl Engine {
         let mut of_window = 0;
         for class in self.classes.iter_mut().filter(|class| class.tier.is_some()) {
             of_window += class.cache().next_use_bytes() + class.held_ahead_bytes();
+            of_window += class.log.get_mut().stretch_bytes();
             class.tier = None;
         }
         let window = self.window_bytes.get_mut();
@@ -755,8 +756,8 @@ impl Residents for CacheOfClass<'_> {
 /// A dirty row of a cache as storage takes it.
 #[inline]
 pub(super) fn dirty_row(row: RowRef<'_>) -> DirtyRow<'_> {
-    let RowRef { table, key, dirty_since, origin, words, .. } = row;
-    DirtyRow { table, key, dirty_since, origin, words }
+    let RowRef { table, key, dirty_since, origin, stretch, words, .. } = row;
+    DirtyRow { table, key, dirty_since, origin, stretch, words }
 }
 
 /// Lets a dirty victim wait to be written; a clean one is gone.

@@ -404,6 +404,16 @@ pub(super) fn log_read_ahead_failed(path: &Path, error: &str, left_out: LeftOut)
     );
 }
 
+/// A schedule was wrong about most next uses.
+pub(super) fn log_schedule_set_aside(path: &Path) {
+    warn!(
+        target: WINDOW,
+        "{}: the schedule is set aside: most rows were not used next in the stretch that it says; \
+         it belongs to other data, another order or another seed",
+        path.display()
+    );
+}
+
 /// The threads of a window rest.
 pub(super) fn log_starved(path: &Path, left_out: LeftOut) {
     info!(

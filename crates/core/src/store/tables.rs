@@ -12,6 +12,7 @@ use crate::row::RowLayout;
 use crate::storage::{
     self, ClassNeed, PAGE_SIZES, PageLayout, Storage, TableFacts, choose_page, possible_pages,
 };
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -522,7 +523,8 @@ impl Inner {
     }
 
     /// Measures the depth that the device needs, and at that depth random reads of each page size,
-    /// `slice` for each turn; `None` where reads do not reach the device.
+    /// `slice` for each turn; `None` where reads do not reach the device. What another store of
+    /// this process has measured of it lately is taken over.
     fn measure_device(&self, medium: &dyn Medium, slice: Duration) -> Result<Option<DeviceCurve>> {
         if let Some(curve) = medium.known_curve() {
             return Ok(Some(curve));
@@ -532,6 +534,11 @@ impl Inner {
         }
         if has_file(medium, MEASURE)? {
             medium.remove(MEASURE)?;
+        }
+        let device = medium.path().and_then(|path| path.metadata().ok()).map(|found| found.dev());
+        let device = device.map(|device| (device, medium.kind()));
+        if let Some(curve) = device.and_then(|device| measure::remembered(device, slice)) {
+            return Ok(Some(curve));
         }
         if medium.free_bytes()? < 4 * MEASURE_BYTES
             || self.options.max_disk_bytes.is_some_and(|most| most < 4 * MEASURE_BYTES)
@@ -547,7 +554,11 @@ impl Inner {
         if has_file(medium, MEASURE)? {
             medium.remove(MEASURE)?;
         }
-        measured.map(Some)
+        let curve = measured?;
+        if let Some(device) = device {
+            measure::remember(device, slice, &curve);
+        }
+        Ok(Some(curve))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Verbs of the look-ahead window.
 
-use super::LookaheadParts;
+use super::{LookaheadParts, ScheduledParts};
 use crate::arrays::Keys;
 use crate::error::{OrRaise, misuse};
 use crate::logs::CallEngine;
@@ -18,9 +18,23 @@ pub(super) fn announce(
 ) -> PyResult<Option<u64>> {
     let mut parts = Vec::with_capacity(batch.len());
     for (table, keys) in batch {
-        parts.push(core::LookaheadBatch { table: table.0, keys: keys.as_slice() });
+        parts.push(core::LookaheadBatch { table: table.0, keys: keys.as_slice(), next: &[] });
     }
     py.call_engine(|| store.announce(&parts)).or_raise(py)
+}
+
+pub(super) fn announce_scheduled(
+    py: Python<'_>,
+    store: &core::Store,
+    batch: &[ScheduledParts<'_>],
+    scheduled: core::ScheduledBatch,
+) -> PyResult<Option<u64>> {
+    let mut parts = Vec::with_capacity(batch.len());
+    for (table, keys, next) in batch {
+        let (keys, next) = (keys.as_slice(), next.as_slice()?);
+        parts.push(core::LookaheadBatch { table: table.0, keys, next });
+    }
+    py.call_engine(|| store.announce_scheduled(&parts, scheduled)).or_raise(py)
 }
 
 pub(super) fn announce_range(

@@ -40,11 +40,15 @@ pub(crate) fn row(table: u64, key: u64) -> Vec<f32> {
 }
 
 pub(crate) fn bytes(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    let mut bytes = Vec::with_capacity(4 * values.len());
+    values.iter().for_each(|value| bytes.extend_from_slice(&value.to_le_bytes()));
+    bytes
 }
 
 pub(crate) fn packed(keys: &[u64]) -> Vec<u8> {
-    keys.iter().flat_map(|key| key.to_le_bytes()).collect()
+    let mut bytes = Vec::with_capacity(8 * keys.len());
+    keys.iter().for_each(|key| bytes.extend_from_slice(&key.to_le_bytes()));
+    bytes
 }
 
 pub(crate) fn options_of_store(read_only: bool) -> StoreOptions {

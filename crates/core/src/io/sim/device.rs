@@ -331,8 +331,8 @@ impl Device {
             let mut differs = false;
             for range in self.faults.struck(offset, buffer.len()) {
                 let before = inode.seen_before(offset + range.start..offset + range.end);
-                differs |= before != &buffer[range.clone()];
-                buffer[range].copy_from_slice(before);
+                differs |= before != buffer[range.clone()];
+                buffer[range].copy_from_slice(&before);
             }
             self.faults.fired_mut().stale_read += u64::from(differs);
         }

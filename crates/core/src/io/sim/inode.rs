@@ -5,6 +5,7 @@
 
 use super::SECTOR_BYTES;
 use super::rng::Rng;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -29,8 +30,8 @@ enum Change {
 pub(super) struct Inode {
     /// The bytes that the running machine reads.
     live: Vec<u8>,
-    /// Each byte before its last write.
-    before: Vec<u8>,
+    /// Each byte before its last write, of blocks that were written. Elsewhere it is as `live`.
+    before: BTreeMap<usize, Box<[u8; BLOCK_BYTES]>>,
     /// The bytes after a power cut, before any of `changes`.
     durable: Vec<u8>,
     /// The length after all of `changes`; another than that of `live` after a failed sync only.
@@ -168,8 +169,8 @@ impl Inode {
     pub(super) fn settled(bytes: Vec<u8>, mut blocks: Vec<bool>) -> Self {
         blocks.resize(bytes.len().div_ceil(BLOCK_BYTES), true);
         let taken = blocks.iter().filter(|&&taken| taken).count();
-        let (live, before, length) = (bytes.clone(), bytes.clone(), bytes.len());
-        Self { live, before, durable: bytes, length, blocks, taken, ..Self::empty() }
+        let (live, length) = (bytes.clone(), bytes.len());
+        Self { live, durable: bytes, length, blocks, taken, ..Self::empty() }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -193,8 +194,30 @@ impl Inode {
     }
 
     /// The bytes that it saw there before the last writes.
-    pub(super) fn seen_before(&self, range: Range<usize>) -> &[u8] {
-        &self.before[range]
+    pub(super) fn seen_before(&self, range: Range<usize>) -> Vec<u8> {
+        let mut seen = self.live[range.clone()].to_vec();
+        for (block, bytes) in self.before.range(block_range(range.start, range.len())) {
+            overlay(&mut seen, range.start, &bytes[..], block * BLOCK_BYTES);
+        }
+        seen
+    }
+
+    /// Notes what lies in a range that is about to be written.
+    fn keep_before(&mut self, range: Range<usize>) {
+        for block in block_range(range.start, range.len()) {
+            let begin = block * BLOCK_BYTES;
+            let end = (begin + BLOCK_BYTES).min(self.live.len());
+            let (from, to) = (range.start.max(begin), range.end.min(end));
+            match self.before.entry(block) {
+                Entry::Occupied(mut kept) => {
+                    let kept = &mut kept.get_mut()[from - begin..to - begin];
+                    kept.copy_from_slice(&self.live[from..to]);
+                }
+                Entry::Vacant(entry) => {
+                    entry.insert(block_of(&self.live, block));
+                }
+            }
+        }
     }
 
     /// Fills `buffer` from `offset`, which the file has.
@@ -223,7 +246,7 @@ impl Inode {
         let end = offset + bytes.len();
         self.changed += 1;
         self.reach(end);
-        self.before[offset..end].copy_from_slice(&self.live[offset..end]);
+        self.keep_before(offset..end);
         self.live[offset..end].copy_from_slice(&bytes);
         let first = offset - offset % SECTOR_BYTES;
         let last = end.next_multiple_of(SECTOR_BYTES).min(self.live.len());
@@ -236,7 +259,6 @@ impl Inode {
     pub(super) fn reach(&mut self, end: usize) {
         if end > self.live.len() {
             resize(&mut self.live, end);
-            resize(&mut self.before, end);
         }
         if end > self.length {
             self.length = end;
@@ -246,7 +268,10 @@ impl Inode {
 
     pub(super) fn set_len(&mut self, bytes: usize) {
         resize(&mut self.live, bytes);
-        resize(&mut self.before, bytes);
+        drop(self.before.split_off(&bytes.div_ceil(BLOCK_BYTES)));
+        if let Some(last) = self.before.get_mut(&(bytes / BLOCK_BYTES)) {
+            last[bytes % BLOCK_BYTES..].fill(0);
+        }
         self.length = bytes;
         self.changed += 1;
         self.changes.push(Change::Length { bytes, by_write: false });
@@ -404,6 +429,9 @@ impl Inode {
 
     /// Replaces bytes as seen and as stored, now and after the next sync.
     pub(super) fn replace(&mut self, offset: usize, bytes: &[u8]) {
+        for block in block_range(offset, bytes.len()) {
+            self.before.entry(block).or_insert_with(|| block_of(&self.live, block));
+        }
         self.live[offset..offset + bytes.len()].copy_from_slice(bytes);
         overlay(&mut self.durable, 0, bytes, offset);
         for change in &mut self.changes {
@@ -420,6 +448,15 @@ fn overlay(into: &mut [u8], begin: usize, bytes: &[u8], at: usize) {
     if from < to {
         into[from - begin..to - begin].copy_from_slice(&bytes[from - at..to - at]);
     }
+}
+
+/// A copy of a block, with zeros behind the end of the file.
+fn block_of(bytes: &[u8], block: usize) -> Box<[u8; BLOCK_BYTES]> {
+    let begin = block * BLOCK_BYTES;
+    let end = (begin + BLOCK_BYTES).min(bytes.len());
+    let mut copy = Box::new([0; BLOCK_BYTES]);
+    copy[..end - begin].copy_from_slice(&bytes[begin..end]);
+    copy
 }
 
 fn block_range(offset: usize, bytes: usize) -> Range<usize> {

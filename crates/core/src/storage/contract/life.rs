@@ -4,13 +4,13 @@
 use super::journal::{Commit, Journal, Record, TableOfLife};
 use super::look::Looked;
 use super::{Random, Subject};
-use crate::config::{Merging, StorageKind};
+use crate::config::{Merging, StorageKind, Stretch};
 use crate::error::ErrorKind;
 use crate::hash::mix;
 use crate::io::{Buffers, File, Medium, OpenMode, SimMedium};
 use crate::storage::{
     ClassFacts, Cut, Demand, DirtyRow, FreezePlan, OpenAt, PageLayout, PageReader, Parts,
-    Placement, Residents, SpaceBound, Storage, StorageRecovery, SweptRow, Unit,
+    Placement, Residents, SpaceBound, Storage, StorageRecovery, StretchPoints, SweptRow, Unit,
 };
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -20,6 +20,8 @@ pub(super) const ROW_WORDS: usize = 64;
 const PAGE_BYTES: usize = 2048;
 /// Pages written after an opening have larger sequences than those before, by the term.
 const TERM_SHIFT: u32 = 40;
+/// After so many changes a schedule has ended and another begun.
+const CHANGES_PER_SCHEDULE: u32 = 400;
 
 /// A table and a key.
 pub(super) type RowKey = (u16, u64);
@@ -242,8 +244,14 @@ impl Life {
         (0..table.keys).for_each(|at| self.put(self.key_of(&table, at)));
         let before = self.storage.stats();
         let (key, words) = (self.key_of(&table, table.keys), [0.0; ROW_WORDS]);
-        let row =
-            DirtyRow { table: key.0, key: key.1, dirty_since: 1, origin: Some(0), words: &words };
+        let row = DirtyRow {
+            table: key.0,
+            key: key.1,
+            dirty_since: 1,
+            origin: Some(0),
+            stretch: None,
+            words: &words,
+        };
         let error = self.storage.append(row).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Full, "{error}");
         assert!(error.message().contains("embedrock resize"), "{error}");
@@ -328,7 +336,10 @@ impl Life {
         self.change += 1;
         let words = words_of(key, self.change);
         let dirty_since = self.change;
-        let row = DirtyRow { table: key.0, key: key.1, dirty_since, origin, words: &words };
+        self.change_schedule();
+        let stretch = self.stretch();
+        let row =
+            DirtyRow { table: key.0, key: key.1, dirty_since, origin, stretch, words: &words };
         if parks {
             self.storage.park(row);
             self.parked.insert(key, self.change);
@@ -340,6 +351,26 @@ impl Life {
         self.stored.insert(key, self.change);
         self.count_changes(1);
         self.keep_up(1);
+    }
+
+    /// Now and then a schedule begins, or ends.
+    fn change_schedule(&mut self) {
+        match self.change % CHANGES_PER_SCHEDULE {
+            0 => self.storage.close_stretches().unwrap(),
+            at if at == CHANGES_PER_SCHEDULE / 2 => {
+                let points = StretchPoints { count: 5, width: 2 };
+                self.storage.open_stretches(points).unwrap();
+                // Rows of each stretch may take a page of their own.
+                self.reserve(1);
+            }
+            _ => {}
+        }
+    }
+
+    /// The stretch that uses the row of this change next, of most rows.
+    fn stretch(&self) -> Option<Stretch> {
+        let stretch = mix(self.change.into(), 78) % 12;
+        (stretch < 10).then(|| Stretch::of(u64::from(self.change / 50) + stretch))
     }
 
     /// The origin of a row; of a dense table the storage may know it alone.

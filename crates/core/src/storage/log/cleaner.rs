@@ -274,7 +274,7 @@ impl ClassLog {
             return false;
         }
         let free = most_slots.saturating_sub(self.segments.used_slots());
-        let slack = (SLACK_SEGMENTS + Stream::COUNT as u64) * self.rows_per_segment();
+        let slack = (SLACK_SEGMENTS + self.writer.points() as u64) * self.rows_per_segment();
         let beside = most_slots.saturating_sub(self.segments.newest_total()) as f64;
         let wanted = (EPOCHS_AHEAD * self.clean.per_epoch).min(AHEAD_SHARE * beside);
         let wanted = wanted as u64 + slack + self.slots_for_cleaning(most_slots);
@@ -450,7 +450,14 @@ mod tests {
 
     fn write(log: &mut ClassLog, id: u64) {
         log.reserve(1, 0, u64::MAX).unwrap();
-        let row = DirtyRow { table: 0, key: id, dirty_since: 0, origin: None, words: &[0.5; 16] };
+        let row = DirtyRow {
+            table: 0,
+            key: id,
+            dirty_since: 0,
+            origin: None,
+            stretch: None,
+            words: &[0.5; 16],
+        };
         log.append(row).unwrap();
     }
 

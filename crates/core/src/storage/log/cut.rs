@@ -1,6 +1,7 @@
 //! The end of an epoch: what was written belongs to a commit, and what comes later to the next.
 
 use super::demand::JOURNAL_BYTES_PER_ROW;
+use super::writer::OpenSegments;
 use super::{ClassLog, fillings};
 use crate::error::Result;
 use crate::storage::{Cut, StorageJournal};
@@ -10,6 +11,8 @@ impl StorageJournal for ClassLog {
     fn cut(&mut self, wants_record: bool) -> Result<Cut> {
         let began = self.epoch_began;
         let open = self.writer.finish(&mut self.segments)?;
+        // The epoch that begins counts from the newest of them.
+        self.writer.take_partial();
         let written = self.written();
         let unsynced = (self.pages_synced != written.pages).then(|| Arc::clone(self.file()));
         self.pages_synced = written.pages;
@@ -41,7 +44,7 @@ impl StorageJournal for ClassLog {
     }
 
     fn write_out(&mut self) -> Result<()> {
-        self.writer.finish(&mut self.segments).map(drop)
+        self.seal_pages().map(drop)
     }
 
     fn journal_bytes_for(&self, rows: u64) -> u64 {
@@ -58,5 +61,15 @@ impl StorageJournal for ClassLog {
 
     fn write_piece(&self, table: u16, piece: u32, out: &mut Vec<u8>) {
         self.index(table).write_piece(piece, out);
+    }
+}
+
+impl ClassLog {
+    /// Gives everything to the device in the middle of an epoch, and says in the deltas how many
+    /// pages were not full. Returns where the segments being filled go on.
+    pub(super) fn seal_pages(&mut self) -> Result<OpenSegments> {
+        let open = self.writer.finish(&mut self.segments)?;
+        self.deltas.push_sealed(self.writer.take_partial());
+        Ok(open)
     }
 }

@@ -13,7 +13,7 @@ use crate::storage::need::{
     bytes_for_written_rows, change_bytes_beside, journal_bytes_beside, log_index_bytes,
 };
 use crate::storage::page::ENTRY_BYTES;
-use crate::storage::{FlushBuffer, StorageBudget, StorageMemory, StorageWrite};
+use crate::storage::{FlushBuffer, StorageBudget, StorageMemory, StorageStretches, StorageWrite};
 
 /// Chunks being filled, one for each stream, and one in flight or read back by cleaning.
 const CHUNKS_MIN: usize = Stream::COUNT + 1;
@@ -161,7 +161,8 @@ impl StorageBudget for ClassLog {
         let page_bytes = self.layout().page_bytes;
         let chunk_bytes = share.chunk_bytes.min(self.segment_bytes as usize).max(page_bytes);
         let queue = medium.queue(share.chunks, Buffers::equal(share.chunks, chunk_bytes))?;
-        let open = self.writer.finish(&mut self.segments)?;
+        self.close_stretches()?;
+        let open = self.seal_pages()?;
         self.pages_before += self.writer.pages_written();
         // Finishing may have sealed one more page.
         let sequence = self.writer.sequence();

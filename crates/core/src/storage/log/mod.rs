@@ -5,7 +5,8 @@
 //! the index of each of its tables. All of it is guarded by one lock of the owner, the class lock;
 //! page reads happen outside it, through a `PageReader`, protected by a read ticket. A stored copy
 //! is outdated by writing a newer one elsewhere, never in place. What changed in the index is
-//! handed out as deltas, which the journal keeps.
+//! handed out as deltas, which the journal keeps. With a schedule of the training, rows are written
+//! to the pages of the stretches that use them next (`staging.rs`).
 
 mod changes;
 mod check;
@@ -23,7 +24,9 @@ mod recovery;
 mod room;
 mod segments;
 mod snapshot;
+mod staging;
 mod stats;
+mod stretches;
 mod sweep;
 mod take;
 mod write;
@@ -36,6 +39,7 @@ pub(crate) use recovery::LogRecovery;
 pub(crate) use segments::SEGMENT_BYTES_MAX;
 use segments::SEGMENT_PAGES_MIN;
 pub(crate) use segments::Segments;
+pub(crate) use staging::StretchPoints;
 pub(crate) use take::{SlotsOf, TopReader};
 pub(crate) use writer::{Stream, Writer};
 
@@ -105,6 +109,14 @@ impl TableIndex {
     pub(crate) fn len(&self) -> u64 {
         match self {
             TableIndex::Dense(index) => index.len(),
+            TableIndex::Sparse(index, _) => index.len(),
+        }
+    }
+
+    /// Rows that it may have: the ids of a dense table, of a growing one what there is.
+    pub(super) fn ids_or_rows(&self) -> u64 {
+        match self {
+            TableIndex::Dense(index) => index.num_embeddings(),
             TableIndex::Sparse(index, _) => index.len(),
         }
     }

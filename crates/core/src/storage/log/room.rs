@@ -5,8 +5,8 @@
 //! the file by cutting it, elsewhere by a hole. Only free segments are, so nothing that a commit,
 //! a running read or a request in flight needs is touched.
 
+use super::ClassLog;
 use super::segments::SegmentId;
-use super::{ClassLog, Stream};
 use crate::error::{ErrorKind, Result, bail};
 use crate::io::BLOCK_BYTES;
 use crate::storage::StorageSpace;
@@ -23,7 +23,7 @@ impl StorageSpace for ClassLog {
     }
 
     fn rows_of_cut(&self) -> u64 {
-        (Stream::COUNT * self.layout().rows_per_page) as u64
+        (self.writer.points() * self.layout().rows_per_page) as u64
     }
 
     fn lacking_bytes(&self, rows: u64, spare: u64) -> u64 {
@@ -116,9 +116,9 @@ impl ClassLog {
 
     /// Pages in free segments that `rows` more rows need.
     fn pages_for(&self, rows: u64) -> u64 {
-        // One page that is not full, and one that a commit seals for each stream.
+        // One page that is not full, and one that a commit seals for each append point.
         let needed =
-            rows.div_ceil(self.pages.layout.rows_per_page as u64) + 1 + Stream::COUNT as u64;
+            rows.div_ceil(self.pages.layout.rows_per_page as u64) + 1 + self.writer.points() as u64;
         needed.saturating_sub(self.writer.pages_left(&self.segments))
     }
 

@@ -238,7 +238,7 @@ pub(super) mod tests {
         origin: Option<u32>,
         words: &[f32],
     ) -> u32 {
-        log.append(DirtyRow { table, key, dirty_since: 0, origin, words }).unwrap()
+        log.append(DirtyRow { table, key, dirty_since: 0, origin, stretch: None, words }).unwrap()
     }
 
     /// Keys and values of what a sweep gives, by table.
@@ -300,6 +300,7 @@ pub(super) mod tests {
             key: 3,
             dirty_since: 1,
             origin: Some(places[3]),
+            stretch: None,
             words: &[0.0; 16],
         };
         log.park(row);
@@ -331,8 +332,14 @@ pub(super) mod tests {
             assert_eq!(log.read_order(GROWING, key), Some(slots[0] / per_page));
             assert_eq!(log.contains(GROWING, key), None);
         }
-        let row =
-            DirtyRow { table: DENSE, key: 3, dirty_since: 1, origin: None, words: &[0.0; 16] };
+        let row = DirtyRow {
+            table: DENSE,
+            key: 3,
+            dirty_since: 1,
+            origin: None,
+            stretch: None,
+            words: &[0.0; 16],
+        };
         log.park(row);
         assert_eq!(log.read_order(DENSE, 3), Some(0));
         let old = log.index(DENSE).slot_of(4);

@@ -49,15 +49,32 @@ impl StorageWrite for ClassLog {
     fn flush(&mut self, now: u32) -> Result<u64> {
         let mut order = std::mem::take(&mut self.order);
         self.buffer.longest_dirty_first(now, &mut order);
+        if self.writer.stretch_points().is_some() {
+            // Neighbouring slots share what the journal says of them.
+            self.buffer.sort_by_stretch(&mut order);
+        }
         self.order = order;
         self.flush_in_order()
     }
 
     fn append(&mut self, row: DirtyRow<'_>) -> Result<u32> {
-        let DirtyRow { table, key, origin, words, .. } = row;
-        let stream =
-            if self.separates { self.stream_of(table, key, origin) } else { Stream::Flushed };
-        let slot = self.writer.append(&mut self.segments, stream, table, key, words)?;
+        let DirtyRow { table, key, origin, stretch, words, .. } = row;
+        let for_stretch = stretch.and_then(|stretch| {
+            self.writer.append_for(&mut self.segments, stretch, (table, key), words)
+        });
+        let slot = match for_stretch {
+            Some(slot) => {
+                note(Branch::WrittenForStretch);
+                slot?
+            }
+            None => {
+                let stream = match self.separates {
+                    true => self.stream_of(table, key, origin),
+                    false => Stream::Flushed,
+                };
+                self.writer.append(&mut self.segments, stream, table, key, words)?
+            }
+        };
         self.rows_written += 1;
         self.publish(table, key, origin, slot)?;
         Ok(slot)
@@ -108,8 +125,8 @@ impl ClassLog {
             let row = self.buffer.at(*at);
             words.clear();
             words.extend_from_slice(row.words);
-            let DirtyRow { table, key, dirty_since, origin, .. } = row;
-            self.append(DirtyRow { table, key, dirty_since, origin, words: &words })?;
+            let row = DirtyRow { words: &[], ..row };
+            self.append(DirtyRow { words: &words, ..row })?;
         }
         self.buffer.clear();
         self.order = order;

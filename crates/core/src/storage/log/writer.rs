@@ -1,8 +1,9 @@
 //! Fills segments with pages: rows go into chunks of pages, chunks are written in the background.
 //!
 //! There are several open ends, one for each [`Stream`], so that rows that will be outdated soon do
-//! not share a segment with rows that will not. A stream without room or buffer takes another's:
-//! what is free can be written to the last page whatever the mixture.
+//! not share a segment with rows that will not; and, with a schedule, one for each of the stretches
+//! to come (`staging.rs`). One without room or buffer takes another's: what is free can be written
+//! to the last page whatever the mixture.
 //!
 //! A page that is not yet durable is found here by `page`, so a read never asks the device for
 //! bytes that are still in memory. Waiting happens only when every chunk buffer is in flight.
@@ -11,6 +12,8 @@
 //! The pages that it should have brought stay in memory, where `page` finds them.
 
 use super::segments::{SegmentId, Segments};
+use super::staging::{Staging, StretchPoints};
+use crate::config::Stretch;
 use crate::error::{Result, bail};
 use crate::io::{BufferId, Completion, File, Queue};
 use crate::storage::PageLayout;
@@ -19,7 +22,8 @@ use std::sync::Arc;
 
 #[derive(Debug)]
 struct Chunk {
-    buffer: BufferId,
+    /// The buffer that is filled; `None` of a page that is filled for a stretch.
+    buffer: Option<BufferId>,
     first_page: u32,
     /// Sealed pages.
     pages: u32,
@@ -44,8 +48,11 @@ impl Stream {
     pub(crate) const COUNT: usize = 3;
 }
 
-/// The next page of the segments being filled: segment and page, by stream.
-pub(crate) type OpenSegments = [Option<(SegmentId, u32)>; Stream::COUNT];
+/// The number by which segments are known that were filled for stretches.
+const FOR_STRETCH: u8 = Stream::COUNT as u8;
+
+/// The next page of the segments being filled: segment and page, by append point.
+pub(crate) type OpenSegments = Vec<Option<(SegmentId, u32)>>;
 
 #[derive(Debug, Default)]
 struct AppendPoint {
@@ -60,7 +67,9 @@ pub(crate) struct Writer {
     layout: PageLayout,
     queue: Box<dyn Queue>,
     chunk_pages: u32,
-    points: [AppendPoint; Stream::COUNT],
+    /// Those of the streams, then those of stretches.
+    points: Vec<AppendPoint>,
+    staging: Option<Staging>,
     in_flight: Vec<(BufferId, u32, u32)>,
     /// Chunks whose write failed: buffer, first page, pages.
     lost: Vec<(BufferId, u32, u32)>,
@@ -71,6 +80,8 @@ pub(crate) struct Writer {
     pages_written: u64,
     /// Slots of sealed pages that no row took, until somebody asks.
     unfilled: u64,
+    /// Pages that were sealed before they were full, until somebody asks.
+    partial: u64,
 }
 
 impl Writer {
@@ -88,7 +99,8 @@ impl Writer {
             layout,
             queue,
             chunk_pages,
-            points: Default::default(),
+            points: (0..Stream::COUNT).map(|_| AppendPoint::default()).collect(),
+            staging: None,
             in_flight: Vec::new(),
             lost: Vec::new(),
             failed: None,
@@ -96,12 +108,14 @@ impl Writer {
             sequence,
             pages_written: 0,
             unfilled: 0,
+            partial: 0,
         }
     }
 
     /// Goes on where another writer of the same log finished.
     pub(crate) fn continue_at(&mut self, points: OpenSegments, sequence: u64) {
         self.sequence = sequence;
+        assert_eq!(points.len(), self.points.len(), "stretches end before a writer does");
         for (point, segment) in self.points.iter_mut().zip(points) {
             assert!(point.open.is_none(), "a writer continues before it writes");
             point.segment = segment;
@@ -139,10 +153,15 @@ impl Writer {
     /// The bytes of a page that is still in memory, perhaps not sealed yet.
     pub(crate) fn page(&self, page: u32) -> Option<&[u8]> {
         let within = |first: u32, pages: u32| (first..first + pages).contains(&page);
-        let mut open = self.points.iter().filter_map(|point| point.open.as_ref());
+        if let Some(staging) = &self.staging
+            && let Some(point) = staging.point_at(page)
+        {
+            return Some(staging.page(point));
+        }
+        let mut open = self.points[..Stream::COUNT].iter().filter_map(|point| point.open.as_ref());
         let begun = |c: &&Chunk| within(c.first_page, c.pages + u32::from(c.rows > 0));
         let (buffer, first) = match open.find(begun) {
-            Some(c) => (c.buffer, c.first_page),
+            Some(c) => (c.buffer.expect("streams fill buffers"), c.first_page),
             None => {
                 let mut sent = self.in_flight.iter().chain(&self.lost);
                 let found = sent.find(|(_, first, pages)| within(*first, *pages));
@@ -178,12 +197,46 @@ impl Writer {
         key: u64,
         row: &[f32],
     ) -> Result<u32> {
+        self.append_at(segments, stream as usize, (table, key), row)
+    }
+
+    /// As [`append`](Self::append), of a row that a stretch uses next; `None` where stretches have
+    /// no append points.
+    pub(super) fn append_for(
+        &mut self,
+        segments: &mut Segments,
+        stretch: Stretch,
+        row: (u16, u64),
+        words: &[f32],
+    ) -> Option<Result<u32>> {
+        let point = self.staging.as_ref()?.point_of(stretch);
+        Some(self.append_at(segments, point, row, words))
+    }
+
+    fn append_at(
+        &mut self,
+        segments: &mut Segments,
+        wanted: usize,
+        (table, key): (u16, u64),
+        row: &[f32],
+    ) -> Result<u32> {
         self.check_sound()?;
-        let at_point = self.open_point(segments, stream)?;
+        let at_point = self.open_point(segments, wanted)?;
         let chunk = self.points[at_point].open.as_mut().expect("a chunk was opened above");
         let page = chunk.first_page + chunk.pages;
-        let at = chunk.pages as usize * self.layout.page_bytes;
-        let bytes = &mut self.queue.buffer_mut(chunk.buffer)[at..at + self.layout.page_bytes];
+        let bytes = match (chunk.buffer, &mut self.staging) {
+            (Some(buffer), _) => {
+                let at = chunk.pages as usize * self.layout.page_bytes;
+                &mut self.queue.buffer_mut(buffer)[at..at + self.layout.page_bytes]
+            }
+            (None, staging) => {
+                let staging = staging.as_mut().expect("a chunk without a buffer is a stretch's");
+                if chunk.rows == 0 {
+                    staging.begin(page, at_point);
+                }
+                staging.page_mut(at_point)
+            }
+        };
         let slot = page * self.layout.rows_per_page as u32 + chunk.rows as u32;
         self.layout.put(bytes, chunk.rows, table, key, row);
         chunk.rows += 1;
@@ -224,16 +277,17 @@ impl Writer {
         result
     }
 
-    /// An append point with an open chunk: that of `stream`, or, where there is no room or no
+    /// An append point with an open chunk: the one that is wanted, or, where there is no room or no
     /// buffer for it, another's.
-    fn open_point(&mut self, segments: &mut Segments, stream: Stream) -> Result<usize> {
-        let wanted = stream as usize;
+    fn open_point(&mut self, segments: &mut Segments, wanted: usize) -> Result<usize> {
         if self.points[wanted].open.is_some() {
             return Ok(wanted);
         }
         // One buffer stays for what cleaning reads back.
-        let open = self.points.iter().filter(|point| point.open.is_some()).count();
-        if open + 1 < self.queue.depth() && self.open_chunk(segments, wanted)? {
+        let streams = &self.points[..Stream::COUNT];
+        let open = streams.iter().filter(|point| point.open.is_some()).count();
+        let has_memory = self.is_staged(wanted) || open + 1 < self.queue.depth();
+        if has_memory && self.open_chunk(segments, wanted)? {
             return Ok(wanted);
         }
         if let Some(other) = self.points.iter().position(|point| point.open.is_some()) {
@@ -251,23 +305,19 @@ impl Writer {
     fn open_chunk(&mut self, segments: &mut Segments, point: usize) -> Result<bool> {
         let (id, next) = match self.points[point].segment {
             Some(position) => position,
-            None => match segments.open(point as u8, self.sequence) {
+            None => match segments.open((point as u8).min(FOR_STRETCH), self.sequence) {
                 Some(id) => (id, segments.first_page(id)),
                 None => return Ok(false),
             },
         };
         self.points[point].segment = Some((id, next));
         let end = segments.first_page(id) + segments.pages_of(id);
-        let capacity = self.chunk_pages.min(end - next);
+        let most = if self.is_staged(point) { 1 } else { self.chunk_pages };
+        let capacity = most.min(end - next);
         // A segment that was freed soon after it was written may still have a write under way, and
         // two writes of one page have no order.
         self.wait_for_writes(next..next + capacity)?;
-        let buffer = loop {
-            if let Some(buffer) = self.queue.acquire() {
-                break buffer;
-            }
-            self.reap(1)?;
-        };
+        let buffer = if self.is_staged(point) { None } else { Some(self.acquire()?) };
         self.points[point] = AppendPoint {
             open: Some(Chunk { buffer, first_page: next, pages: 0, capacity, rows: 0 }),
             segment: Some((id, next + capacity)),
@@ -275,12 +325,34 @@ impl Writer {
         Ok(true)
     }
 
+    /// Whether an append point is a stretch's, whose page is filled in memory of its own.
+    fn is_staged(&self, point: usize) -> bool {
+        point >= Stream::COUNT && self.staging.is_some()
+    }
+
+    /// A buffer, once there is one.
+    fn acquire(&mut self) -> Result<BufferId> {
+        loop {
+            if let Some(buffer) = self.queue.acquire() {
+                return Ok(buffer);
+            }
+            self.reap(1)?;
+        }
+    }
+
     fn seal_page(&mut self, point: usize) {
         let Some(chunk) = &mut self.points[point].open else { return };
         self.sequence += 1;
         self.unfilled += (self.layout.rows_per_page - chunk.rows) as u64;
-        let at = chunk.pages as usize * self.layout.page_bytes;
-        let bytes = &mut self.queue.buffer_mut(chunk.buffer)[at..at + self.layout.page_bytes];
+        self.partial += u64::from(chunk.rows < self.layout.rows_per_page);
+        let bytes = match (chunk.buffer, &mut self.staging) {
+            (Some(buffer), _) => {
+                let at = chunk.pages as usize * self.layout.page_bytes;
+                &mut self.queue.buffer_mut(buffer)[at..at + self.layout.page_bytes]
+            }
+            (None, Some(staging)) => staging.page_mut(point),
+            (None, None) => return,
+        };
         self.layout.seal(bytes, chunk.first_page + chunk.pages, chunk.rows, self.sequence);
         chunk.pages += 1;
         chunk.rows = 0;
@@ -292,11 +364,17 @@ impl Writer {
         while self.queue.in_flight() >= self.queue.depth() {
             self.reap(1)?;
         }
+        let copied = if self.is_staged(point) { Some(self.acquire()?) } else { None };
         let Some(chunk) = self.points[point].open.take() else { return Ok(()) };
         let bytes = chunk.pages as usize * self.layout.page_bytes;
         let offset = u64::from(chunk.first_page) * self.layout.page_bytes as u64;
-        self.in_flight.push((chunk.buffer, chunk.first_page, chunk.pages));
-        let asked = self.queue.write(&self.file, offset, bytes, chunk.buffer, chunk.buffer as u64);
+        if let (Some(buffer), Some(staging)) = (copied, &mut self.staging) {
+            self.queue.buffer_mut(buffer)[..bytes].copy_from_slice(staging.page(point));
+            staging.end(chunk.first_page);
+        }
+        let buffer = copied.or(chunk.buffer).expect("a chunk is in a buffer, or was copied to one");
+        self.in_flight.push((buffer, chunk.first_page, chunk.pages));
+        let asked = self.queue.write(&self.file, offset, bytes, buffer, buffer as u64);
         let asked = asked.and_then(|()| self.queue.submit());
         self.sound(asked)?;
         self.pages_written += u64::from(chunk.pages);
@@ -361,7 +439,9 @@ impl Writer {
             if self.points[point].open.as_ref().is_some_and(|c| c.pages > 0) {
                 self.send(segments, point)?;
             } else if let Some(chunk) = self.points[point].open.take() {
-                self.queue.release(chunk.buffer);
+                if let Some(buffer) = chunk.buffer {
+                    self.queue.release(buffer);
+                }
                 let segment = &mut self.points[point].segment;
                 *segment = segment.map(|(id, _)| (id, chunk.first_page));
             }
@@ -369,7 +449,44 @@ impl Writer {
         while !self.in_flight.is_empty() {
             self.reap(1)?;
         }
-        Ok(std::array::from_fn(|point| self.points[point].segment))
+        Ok(self.points.iter().map(|point| point.segment).collect())
+    }
+
+    /// Append points, those of stretches among them.
+    pub(super) fn points(&self) -> usize {
+        self.points.len()
+    }
+
+    /// The append points of stretches, where there are some.
+    pub(super) fn stretch_points(&self) -> Option<StretchPoints> {
+        self.staging.as_ref().map(Staging::points)
+    }
+
+    /// Bytes that they take.
+    pub(super) fn staging_bytes(&self) -> u64 {
+        self.staging.as_ref().map_or(0, Staging::memory_bytes)
+    }
+
+    /// Gives stretches append points. There are none.
+    pub(super) fn open_stretches(&mut self, points: StretchPoints) {
+        assert!(self.staging.is_none(), "stretches have append points already");
+        self.staging = Some(Staging::new(points, self.layout.page_bytes));
+        let all = Stream::COUNT + points.count as usize;
+        self.points.resize_with(all, AppendPoint::default);
+    }
+
+    /// Takes the append points of stretches back, whose pages are finished, and ends the segments
+    /// that were filled for them: what is left of these belongs to no page.
+    pub(super) fn close_stretches(&mut self, segments: &mut Segments) {
+        for point in self.points.drain(Stream::COUNT..) {
+            assert!(point.open.is_none(), "a page of a stretch is not finished");
+            if let Some((id, next)) = point.segment {
+                let left = segments.first_page(id) + segments.pages_of(id) - next;
+                self.unfilled += u64::from(left) * self.layout.rows_per_page as u64;
+                segments.seal(id);
+            }
+        }
+        self.staging = None;
     }
 
     /// Reads `pages` neighbouring pages, at most one chunk, into `bytes`, waiting for them. They
@@ -383,12 +500,7 @@ impl Writer {
         assert!(pages <= self.chunk_pages, "a read-back is at most one chunk");
         self.check_sound()?;
         self.wait_for_writes(first_page..first_page + pages)?;
-        let buffer = loop {
-            if let Some(buffer) = self.queue.acquire() {
-                break buffer;
-            }
-            self.reap(1)?;
-        };
+        let buffer = self.acquire()?;
         while self.queue.in_flight() >= self.queue.depth() {
             self.reap(1)?;
         }
@@ -421,6 +533,11 @@ impl Writer {
     /// Slots of pages sealed since the last call that no row took: a commit seals its last page.
     pub(super) fn take_unfilled(&mut self) -> u64 {
         std::mem::take(&mut self.unfilled)
+    }
+
+    /// Pages sealed since the last call that were not full.
+    pub(super) fn take_partial(&mut self) -> u64 {
+        std::mem::take(&mut self.partial)
     }
 
     /// Pages of one chunk.
@@ -482,7 +599,63 @@ mod tests {
             }
         }
         let points = writer.finish(&mut segments).unwrap();
-        assert_eq!(points.map(|point| point.unwrap().0), [0, 1, 2]);
+        let segments: Vec<SegmentId> = points.iter().map(|point| point.unwrap().0).collect();
+        assert_eq!(segments, [0, 1, 2]);
+    }
+
+    #[test]
+    fn rows_of_a_stretch_share_pages_that_are_found_before_and_after_they_are_written() {
+        let (mut segments, mut writer) = small(8);
+        let per_page = writer.layout.rows_per_page as u64;
+        writer.open_stretches(StretchPoints { count: 4, width: 2 });
+        let mut slots = Vec::new();
+        // Stretches 6 to 13, in turns: two neighbours share an append point.
+        for at in 0..8 * 2 * per_page {
+            let stretch = Stretch::of(6 + at % 8);
+            let slot = writer.append_for(&mut segments, stretch, (0, at), &[at as f32; 16]);
+            slots.push((slot.unwrap().unwrap(), at));
+        }
+        let pages = |of: u64| -> Vec<u32> {
+            let of = slots.iter().filter(|(_, at)| at % 8 / 2 == of);
+            let mut pages: Vec<u32> = of.map(|(slot, _)| slot / per_page as u32).collect();
+            pages.dedup();
+            pages
+        };
+        let all: std::collections::BTreeSet<u32> = (0..4).flat_map(pages).collect();
+        assert_eq!(all.len(), 16, "four full pages of each of four points");
+        assert!((0..4).all(|of| pages(of).len() == 4));
+        // One more row each begins a page that is in memory alone.
+        let begun = writer.append_for(&mut segments, Stretch::of(6), (0, 99), &[0.5; 16]);
+        let begun = begun.unwrap().unwrap();
+        let page = writer.page(begun / per_page as u32).expect("it is being filled");
+        assert_eq!(writer.layout.entry(page, (begun % per_page as u32) as usize), (0, 99));
+        assert_eq!(writer.rows_in(begun / per_page as u32, page), 1);
+        writer.finish(&mut segments).unwrap();
+        assert_eq!(writer.take_partial(), 1);
+        writer.close_stretches(&mut segments);
+        assert!(writer.page(begun / per_page as u32).is_none(), "it is on the device");
+        assert_eq!(writer.points(), Stream::COUNT);
+        assert_eq!(writer.staging_bytes(), 0);
+        // Each segment has ended: when its rows are outdated it is free.
+        let free = segments.free_pages();
+        slots.iter().for_each(|(slot, _)| segments.outdated(*slot));
+        segments.outdated(begun);
+        assert!(segments.free_pages() > free);
+        assert_eq!(segments.newest_total(), 0);
+        assert_eq!(segments.available_pages(), 8 * 4 - 1, "nothing is held");
+    }
+
+    #[test]
+    fn stretches_without_a_segment_fill_those_of_others_to_the_last_page() {
+        let (mut segments, mut writer) = small(2);
+        let per_page = writer.layout.rows_per_page as u64;
+        writer.open_stretches(StretchPoints { count: 8, width: 1 });
+        for key in 0..7 * per_page {
+            let to = writer.append_for(&mut segments, Stretch::of(key), (0, key), &[0.5; 16]);
+            to.unwrap().unwrap();
+        }
+        let full = writer.append_for(&mut segments, Stretch::of(1), (0, 1), &[0.5; 16]).unwrap();
+        assert_eq!(full.unwrap_err().kind(), crate::error::ErrorKind::Full);
     }
 
     #[test]

@@ -152,7 +152,14 @@ impl Fixture {
         let words = words_of(key, self.change);
         self.lsm.reserve(4, 0, u64::MAX).unwrap();
         let origin = self.origin(key);
-        let row = DirtyRow { table: key.0, key: key.1, dirty_since: 0, origin, words: &words };
+        let row = DirtyRow {
+            table: key.0,
+            key: key.1,
+            dirty_since: 0,
+            origin,
+            stretch: None,
+            words: &words,
+        };
         let origin = self.lsm.append(row).unwrap();
         self.origins.insert(key, origin);
         self.rows.insert(key, Some(self.change));

@@ -84,6 +84,8 @@ pub(crate) struct Lsm {
 
 impl Storage for Lsm {}
 
+impl crate::storage::StorageStretches for Lsm {}
+
 impl Lsm {
     fn order(&self, table: u16) -> TableOrder {
         self.bottom.orders().of(table).expect("the table belongs to this class")

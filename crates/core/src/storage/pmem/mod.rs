@@ -207,6 +207,8 @@ impl StorageChanges for Pmem {}
 
 impl StorageFreeze for Pmem {}
 
+impl crate::storage::StorageStretches for Pmem {}
+
 impl StorageRead for Pmem {
     fn direct(&self, table: u16) -> Option<Arc<Region>> {
         self.region(table).cloned()

@@ -558,11 +558,21 @@ impl JournalReader {
     pub(crate) fn find_commit_behind(&mut self) -> Result<Option<u64>> {
         let mut at = self.position;
         while at + RECORD_HEADER_BYTES as u64 <= self.len {
-            let Some(head) = self.bytes(at, RECORD_HEADER_BYTES)? else { break };
-            // Reserved bytes are looked at to tell index words apart without hashing what follows.
-            if head[4..8] == [RecordKind::Commit as u8, 0, 0, 0]
-                && self.record_at(at)? == Some(RecordKind::Commit)
-            {
+            if self.bytes(at, RECORD_HEADER_BYTES)?.is_none() {
+                break;
+            }
+            // Reserved bytes are looked at to tell index words apart without hashing what follows;
+            // all that was read at once: most of it is room that was never written.
+            let read = &self.ahead[(at - self.ahead_at) as usize..];
+            let mut heads = read.windows(RECORD_HEADER_BYTES).step_by(8);
+            let words = heads.len() as u64;
+            let is_one = |head: &[u8]| head[4..8] == [RecordKind::Commit as u8, 0, 0, 0];
+            let Some(found) = heads.position(is_one) else {
+                at += 8 * words;
+                continue;
+            };
+            at += 8 * found as u64;
+            if self.record_at(at)? == Some(RecordKind::Commit) {
                 return Ok(Some(at));
             }
             at += 8;

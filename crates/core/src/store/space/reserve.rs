@@ -110,6 +110,18 @@ impl Inner {
         result
     }
 
+    /// Makes room once more for what was reserved, after the log has more append points: rows of
+    /// each may take a page of their own.
+    pub(in crate::store) fn reserve_again(
+        &self,
+        class: &Class,
+        log: &mut dyn Storage,
+    ) -> Result<()> {
+        let spare = self.room_for_upkeep(log);
+        let rows = class.unwritten_rows(log) + log.rows_of_cut();
+        self.charge_growth(log, rows, spare, |log, grow| log.reserve(rows, spare, grow))
+    }
+
     /// Runs something that may grow a class's file for `rows` more rows and `spare` bytes. It is
     /// given how many bytes it may grow by. What it needs is charged before it runs, so that nobody
     /// else takes that meanwhile; nothing, where there is less, or others would be refused for it.

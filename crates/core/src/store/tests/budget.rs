@@ -89,7 +89,7 @@ fn a_top_that_grows_while_merges_are_put_off_takes_from_the_cache() {
     let table = store.table(&spec("t", Some(ROWS), OptimizerKind::Sgd)).unwrap();
     // Nothing is read ahead, so the gate is shut.
     store.window_by_hand();
-    store.announce(&[LookaheadBatch { table, keys: &[1, 2] }]).unwrap().unwrap();
+    store.announce(&[LookaheadBatch { table, keys: &[1, 2], next: &[] }]).unwrap().unwrap();
     let capacity = || store.stats().unwrap().classes[0].cache_capacity;
     let (mut random, before) = (Random(13), capacity());
     let drawn = (0..400).map(|_| (0..500).map(|_| random.below(ROWS)).collect());
@@ -188,8 +188,8 @@ fn the_memory_that_a_refusal_names_works_whatever_the_device_is_measured_to_do_n
             .collect();
         let all = [
             [Some(20_000), Some(20_000)],
-            [Some(5_000_000), Some(5_000_000)],
-            [Some(5_000_000), None],
+            [Some(1_000_000), Some(1_000_000)],
+            [Some(1_000_000), None],
             [None, Some(20_000)],
         ];
         let medium = SimMedium::new(8);

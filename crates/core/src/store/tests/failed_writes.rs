@@ -1,7 +1,6 @@
 //! Writes that the device refuses, one after the other: what is read then, and after reopening.
 
 use super::*;
-use std::collections::BTreeSet;
 
 /// Rows of the growing table that most is written to.
 const ROWS: u64 = 5000;
@@ -100,10 +99,11 @@ impl Refused {
         let count = self.changing.updates.entry(table as u16).or_default();
         *count += 1;
         let count = *count;
-        for key in keys.iter().collect::<BTreeSet<_>>() {
-            let times = keys.iter().filter(|k| *k == key).count();
+        let mut times = BTreeMap::new();
+        keys.iter().for_each(|key| *times.entry(*key).or_insert(0) += 1);
+        for (key, times) in times {
             let gradient = [0.25 * times as f32; DIM];
-            self.fixture.step_row(&mut self.changing, table, *key, count, &gradient);
+            self.fixture.step_row(&mut self.changing, table, key, count, &gradient);
         }
         self.store.update(&[UpdateBatch {
             table: id,

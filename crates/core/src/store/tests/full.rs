@@ -188,7 +188,7 @@ fn every(step: usize, what: &str, fault: impl Fn(&SimMedium, u64)) -> Outcome {
 #[test]
 fn no_room_at_any_write_leaves_all_as_it_was_or_says_that_the_store_must_be_opened_again() {
     each_kind(|| {
-        let step = stride(5) as usize;
+        let step = stride(7) as usize;
         let sum = every(step, "write", SimMedium::full_write);
         assert!(sum.full * step > 4 && sum.io * step > 50, "{sum:?}");
     });

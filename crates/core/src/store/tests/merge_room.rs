@@ -138,6 +138,15 @@ fn a_merge_that_finds_no_room_is_begun_again_by_a_commit_and_no_sooner() {
 #[test]
 fn the_file_of_the_room_may_be_whole_cut_long_or_missing() {
     lsm(|| {
+        let made = SimMedium::new(3);
+        let (store, table) = open(&made, bounded(Some(5 * MIB)));
+        let (end, _) = fill(&store, table, 0);
+        delete(&store, table, end * 3 / 4, end);
+        store.commit(1_000_000, "", &[]).unwrap();
+        rewrite(&store, table, end / 2, 100, 5);
+        store.commit(1_000_001, "", &[]).unwrap();
+        store.close().unwrap();
+        drop(store);
         for (what, change) in [
             ("whole", None),
             ("cut", Some(Some(5000))),
@@ -145,15 +154,7 @@ fn the_file_of_the_room_may_be_whole_cut_long_or_missing() {
             ("empty", Some(Some(0))),
             ("missing", Some(None)),
         ] {
-            let medium = SimMedium::new(3);
-            let (store, table) = open(&medium, bounded(Some(5 * MIB)));
-            let (end, _) = fill(&store, table, 0);
-            delete(&store, table, end * 3 / 4, end);
-            store.commit(1_000_000, "", &[]).unwrap();
-            rewrite(&store, table, end / 2, 100, 5);
-            store.commit(1_000_001, "", &[]).unwrap();
-            store.close().unwrap();
-            drop(store);
+            let medium = made.reboot(3);
             match change {
                 Some(Some(bytes)) => {
                     medium.open(ROOM, OpenMode::ReadWrite).unwrap().set_len(bytes).unwrap();

@@ -152,7 +152,7 @@ fn the_reader_of_a_window_does_steps_of_merges() {
     };
     let mut merging = Merging::open(&medium, true, with_window);
     // Its threads begin with the first batch, and are left upkeep until the last one is begun.
-    let batch = LookaheadBatch { table: merging.table, keys: &[1, 2, 3] };
+    let batch = LookaheadBatch { table: merging.table, keys: &[1, 2, 3], next: &[] };
     merging.store.announce(&[batch]).unwrap().unwrap();
     let steps = |merging: &Merging| merging.store.window_stats().unwrap().upkeep;
     let begun = Instant::now();
@@ -206,7 +206,7 @@ fn a_merge_that_commits_meet_does_not_keep_what_they_release() {
     // Nothing is read ahead from here on, so the gate is shut.
     let Merging { store, table, rows, .. } = &mut merging;
     store.window_by_hand();
-    store.announce(&[LookaheadBatch { table: *table, keys: &[1, 2] }]).unwrap().unwrap();
+    store.announce(&[LookaheadBatch { table: *table, keys: &[1, 2], next: &[] }]).unwrap().unwrap();
     let keys: Vec<u64> = (0..200).collect();
     let mut most = [0; 2];
     for round in 0..200 {

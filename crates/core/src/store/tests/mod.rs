@@ -38,6 +38,7 @@ mod quantized;
 mod ranges;
 mod refresh;
 mod samples;
+mod schedule;
 mod sharing;
 mod slices;
 mod space;

@@ -91,7 +91,7 @@ fn announced_keys_of_such_tables_are_not_read_ahead() {
         let table = store.table(&spec("t", Some(100), OptimizerKind::Sgd)).unwrap();
         let keys: Vec<u64> = (0..50).collect();
         store.put(&[put_of(table, &keys, &[1.0; 50 * DIM])]).unwrap();
-        let batch = [LookaheadBatch { table, keys: &keys }];
+        let batch = [LookaheadBatch { table, keys: &keys, next: &[] }];
         let number = store.announce(&batch).unwrap().unwrap();
         assert!(store.begin(number, std::time::Duration::from_secs(60)).unwrap());
         assert_eq!(store.row_reads().ahead, 0);

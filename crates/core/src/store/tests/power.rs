@@ -115,7 +115,7 @@ fn power_cuts_at_every_operation_leave_the_last_commit() {
                     break;
                 }
                 *before_merges.entry(merged).or_insert(0) += 1;
-                operation += stride(5);
+                operation += stride(7);
             }
             assert!(operation > 100, "only the first {operation} operations were cut");
             // Cuts fall into merges and between them.
@@ -176,7 +176,7 @@ fn cut_after_going_back(fixture: &Fixture, operation: u64) -> bool {
 fn power_cuts_while_going_back_leave_the_commit_before_or_after() {
     each_kind(|| {
         let fixture = Fixture::new();
-        let every = stride(3) as usize;
+        let every = stride(5) as usize;
         let is_cut = |operation: &u64| cut_after_going_back(&fixture, *operation);
         let cuts = every * (1..).step_by(every).take_while(is_cut).count();
         assert!(cuts > 10, "only {cuts} operations were cut");

@@ -122,6 +122,8 @@ impl crate::storage::StorageFreeze for Probe {}
 
 impl crate::storage::StorageChanges for Probe {}
 
+impl crate::storage::StorageStretches for Probe {}
+
 impl Storage for Probe {}
 
 impl StorageRead for Probe {

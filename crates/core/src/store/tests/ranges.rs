@@ -294,7 +294,8 @@ fn rows_change_beside_ranges_and_batches_and_nothing_is_lost() {
                 }
             }
             let keys: Vec<u64> = (0..50).map(|i| (from + i * 7 + random.below(7)) % ROWS).collect();
-            let batch = store.announce(&[LookaheadBatch { table, keys: &keys }]).unwrap();
+            let batch =
+                store.announce(&[LookaheadBatch { table, keys: &keys, next: &[] }]).unwrap();
             if let Some(number) = batch {
                 store.begin(number, LONG).unwrap();
             }

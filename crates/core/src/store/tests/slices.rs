@@ -60,7 +60,7 @@ fn train(rows: usize, batches: usize, turns: Option<Turns>) -> Trained {
         if let Some(turns) = turns {
             while numbers.len() < batches.len().min(i + 1 + DEPTH) {
                 let keys = &batches[numbers.len()];
-                match store.announce(&[LookaheadBatch { table, keys }]).unwrap() {
+                match store.announce(&[LookaheadBatch { table, keys, next: &[] }]).unwrap() {
                     Some(number) => numbers.push(number),
                     None if numbers.len() > i => break,
                     None => work(turns),
@@ -199,7 +199,10 @@ fn a_window_of_changing_batches_counts_what_it_holds_and_waits_for_no_verb() {
             keys.sort_unstable();
             keys.dedup();
             let before = store.window_stats().unwrap();
-            let number = store.announce(&[LookaheadBatch { table, keys: &keys }]).unwrap().unwrap();
+            let number = store
+                .announce(&[LookaheadBatch { table, keys: &keys, next: &[] }])
+                .unwrap()
+                .unwrap();
             while store.window_turn().unwrap() {}
             {
                 let _modifies = store.inner.engine.write();

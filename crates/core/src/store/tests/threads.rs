@@ -102,8 +102,9 @@ fn rows_are_read_while_the_device_is_measured() {
     let is_measuring = || path.join(super::super::tables::MEASURE).exists();
     std::thread::scope(|scope| {
         let making = scope.spawn(|| {
-            let wide =
-                TableSpec { embedding_dim: 64, ..spec("wide", Some(100), OptimizerKind::None) };
+            // So large that what a smaller one has measured in this process does not do.
+            let ids = Some(600_000);
+            let wide = TableSpec { embedding_dim: 64, ..spec("wide", ids, OptimizerKind::None) };
             store.table(&wide).unwrap()
         });
         while !is_measuring() && !making.is_finished() {

@@ -210,7 +210,7 @@ fn a_gate_puts_steps_off_while_nothing_is_read_ahead_and_lets_go_at_the_floor() 
     assert_eq!((count(&wishes.begun), count(&wishes.stepped)), (1, 1), "no window is in use");
     // The window has no thread that would read.
     store.window_by_hand();
-    store.announce(&[LookaheadBatch { table, keys: &[1, 2] }]).unwrap().unwrap();
+    store.announce(&[LookaheadBatch { table, keys: &[1, 2], next: &[] }]).unwrap().unwrap();
     set(&wishes.paid, 9);
     put(&store, table).unwrap();
     assert_eq!(count(&wishes.stepped), 1, "nothing is read ahead");
@@ -229,7 +229,7 @@ fn left_to_the_reader(seed: u64) -> (Store, TableId, Arc<Wishes>) {
     set(&wishes.steps, 2);
     put(&store, table).unwrap();
     assert_eq!((count(&wishes.begun), count(&wishes.stepped)), (1, 0));
-    store.announce(&[LookaheadBatch { table, keys: &[1, 2] }]).unwrap().unwrap();
+    store.announce(&[LookaheadBatch { table, keys: &[1, 2], next: &[] }]).unwrap().unwrap();
     (store, table, wishes)
 }
 
@@ -306,7 +306,10 @@ fn the_reader_does_steps_of_all_classes_in_turn() {
     wishes.iter().for_each(|wishes| set(&wishes.steps, usize::MAX));
     put(&store, tables[0]).unwrap();
     assert!(wishes.iter().all(|wishes| count(&wishes.begun) == 1));
-    store.announce(&[LookaheadBatch { table: tables[0], keys: &[1, 2] }]).unwrap().unwrap();
+    store
+        .announce(&[LookaheadBatch { table: tables[0], keys: &[1, 2], next: &[] }])
+        .unwrap()
+        .unwrap();
     wishes.iter().for_each(|wishes| set(&wishes.paid, usize::MAX));
     put(&store, tables[0]).unwrap();
     wait_until(|| count(&wishes[0].stepped) > 100);

@@ -5,7 +5,7 @@
 //! from a page, or was never written. Hits take no lock but the set's; the others are gathered over
 //! all tables of a class for `misses.rs`.
 
-use crate::cache::{BLOCK, BatchNumber, Cache, Location, RowMut};
+use crate::cache::{BLOCK, Cache, Location, NextUse, RowMut};
 use crate::config::ValuesOut;
 use crate::error::Result;
 use crate::hash::mix;
@@ -78,7 +78,7 @@ pub(in crate::store) trait RowOp {
     }
     /// The batch that uses a row first, of an op that is ahead: rows that are used before it are
     /// not displaced.
-    fn next_use(&self, _batch: usize, _position: usize) -> Option<BatchNumber> {
+    fn next_use(&self, _batch: usize, _position: usize) -> Option<NextUse> {
         None
     }
     /// A row found no place because all in its set are used sooner.

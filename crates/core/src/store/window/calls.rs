@@ -3,8 +3,8 @@
 use super::super::verbs::get_put::check_keys;
 use super::super::{Inner, Store};
 use super::{Announced, Awaited, Shared, State, UNDER_WAY, WINDOW_PER_QUEUE};
-use crate::cache::BatchNumber;
-use crate::config::{LookaheadBatch, TableId};
+use crate::cache::NextUse;
+use crate::config::{LookaheadBatch, ScheduledBatch, TableId};
 use crate::distinct::Distinct;
 use crate::error::{Result, bail};
 use crate::hash::mix;
@@ -25,13 +25,46 @@ impl Store {
     /// there. *Blocking*: copies the keys; where a cache holds few batches, notes them too, for
     /// which caches may give up rows and write them.
     pub fn announce(&self, batch: &[LookaheadBatch<'_>]) -> Result<Option<u64>> {
-        self.announce_one(batch, None)
+        self.announce_one(batch, None, None)
+    }
+
+    /// As [`announce`](Self::announce), of a batch whose place in the schedule of the training is
+    /// known, and the stretches in which its rows are used next (`next` of each part).
+    ///
+    /// Rows that leave memory are written to the page of the stretch that uses them next, as far as
+    /// memory and disk have room for a page of each; so those of a stretch are read together. Which
+    /// rows stay follows from the schedule, too. Results never change: a schedule that is wrong
+    /// costs reads alone. One that is found wrong about most rows is set aside, and logged, until
+    /// what is announced is [forgotten](Self::clear_announced).
+    ///
+    /// *Errors*: as `announce`; `Misuse` where `next` has not a number for each key, or a stretch
+    /// has no batches. *Blocking*: as `announce`.
+    pub fn announce_scheduled(
+        &self,
+        batch: &[LookaheadBatch<'_>],
+        scheduled: ScheduledBatch,
+    ) -> Result<Option<u64>> {
+        if scheduled.batches == 0 {
+            bail!(Misuse, "a stretch of the schedule has 0 batches, expected 1 or more");
+        }
+        for part in batch {
+            if part.next.len() != part.keys.len() {
+                bail!(
+                    Misuse,
+                    "{} next uses for {} keys, expected one for each",
+                    part.next.len(),
+                    part.keys.len()
+                );
+            }
+        }
+        self.announce_one(batch, None, Some(scheduled))
     }
 
     fn announce_one(
         &self,
         batch: &[LookaheadBatch<'_>],
         table: Option<u64>,
+        scheduled: Option<ScheduledBatch>,
     ) -> Result<Option<u64>> {
         let inner = &*self.inner;
         let engine = inner.planned_engine()?;
@@ -40,8 +73,9 @@ impl Store {
         let shared = &*inner.window.shared;
         let keys: usize = batch.iter().map(|part| part.keys.len()).sum();
         // Who is refused asks again, so that it costs no look at the keys.
-        let has_room =
-            || shared.state.lock().has_room(Announced::bytes_of(keys, batch.len()), most);
+        let has_room = || {
+            shared.state.lock().has_room(Announced::bytes_of(keys, batch.len(), scheduled), most)
+        };
         let mut engine = engine;
         if !has_room() {
             // Planning takes the lock again, which must not be held twice.
@@ -63,11 +97,18 @@ impl Store {
             }
         }
         drop(engine);
-        let mut announced = Announced { number: 0, parts: Vec::with_capacity(batch.len()) };
+        let parts = Vec::with_capacity(batch.len());
+        let mut announced = Announced { number: 0, parts, scheduled };
         for part in to_read {
-            match announced.parts.iter_mut().find(|(table, _)| *table == part.table) {
-                Some((_, keys)) => keys.extend_from_slice(part.keys),
-                None => announced.parts.push((part.table, part.keys.to_vec())),
+            match announced.parts.iter_mut().find(|(table, ..)| *table == part.table) {
+                Some((_, keys, next)) => {
+                    keys.extend_from_slice(part.keys);
+                    next.extend_from_slice(part.next);
+                }
+                None => {
+                    let (keys, next) = (part.keys.to_vec(), part.next.to_vec());
+                    announced.parts.push((part.table, keys, next));
+                }
             }
         }
         let mut state = shared.state.lock();
@@ -102,7 +143,8 @@ impl Store {
     /// *Errors*: as `announce`.
     pub fn lookahead(&self, table: TableId, keys: &[u64]) -> Result<()> {
         let fingerprint = fingerprint(keys, &mut Distinct::new());
-        self.announce_one(&[LookaheadBatch { table, keys }], Some(fingerprint)).map(drop)
+        let batch = [LookaheadBatch { table, keys, next: &[] }];
+        self.announce_one(&batch, Some(fingerprint), None).map(drop)
     }
 
     /// A batch is about to be read: waits until its rows were read ahead, at most as long as
@@ -295,7 +337,7 @@ impl Inner {
             && let Some(engine) = self.engine.try_read()
         {
             for tier in engine.classes.iter().filter_map(|class| class.tier.as_ref()) {
-                tier.cache.set_at_hand(Some(BatchNumber::of(begun)));
+                tier.cache.set_at_hand(Some(NextUse::in_batch(begun)));
             }
         }
     }

@@ -20,6 +20,9 @@ pub(super) struct Counters {
     pub(super) group_batches: AtomicU64,
     pub(super) loaded: AtomicU64,
     pub(super) turned_away: AtomicU64,
+    pub(super) foreseen: AtomicU64,
+    pub(super) not_foreseen: AtomicU64,
+    pub(super) set_aside: AtomicU64,
     pub(super) failed: AtomicU64,
     pub(super) requests: AtomicU64,
     pub(super) pages: AtomicU64,
@@ -75,6 +78,12 @@ pub struct WindowStats {
     pub turned_away: u64,
     /// Rows that had to leave the cache although an announced batch uses them.
     pub lost: u64,
+    /// Announced uses of rows about which a schedule was right, and about which it was not.
+    pub schedule_right: u64,
+    /// See `schedule_right`.
+    pub schedule_wrong: u64,
+    /// Schedules that were set aside, because they were wrong about most uses.
+    pub schedule_set_aside: u64,
     /// Groups that were not read ahead to the end because of an error; gets report it.
     pub failed: u64,
     /// Why, of the last of them.
@@ -135,6 +144,9 @@ impl Store {
             group_batches: get(&c.group_batches),
             rows_loaded: get(&c.loaded),
             turned_away: get(&c.turned_away),
+            schedule_right: get(&c.foreseen),
+            schedule_wrong: get(&c.not_foreseen),
+            schedule_set_aside: get(&c.set_aside),
             lost: engine.classes.iter().map(|class| class.cache().lost_next_uses()).sum(),
             failed: get(&c.failed),
             error: state.error.clone(),

@@ -2,7 +2,7 @@
 
 use super::super::engine::Table;
 use super::super::{Engine, Inner};
-use crate::cache::{BatchNumber, Cache};
+use crate::cache::{Cache, NextUse};
 
 /// Needs that are looked up under one lock of the class.
 const LOOK_UPS: usize = 1024;
@@ -76,14 +76,14 @@ impl Group {
     }
 
     /// The batch that uses a row first.
-    pub(super) fn next_use(&self, need: &Need) -> BatchNumber {
-        BatchNumber::of(self.first + u64::from(need.batch))
+    pub(super) fn next_use(&self, need: &Need) -> NextUse {
+        NextUse::in_batch(self.first + u64::from(need.batch))
     }
 
     /// Adds the keys of a batch's table: resident rows are told, the others are needed.
     pub(super) fn add(&mut self, cache: &Cache, table: &Table, number: u64, keys: &[u64]) {
         self.last = number;
-        let (next, batch) = (BatchNumber::of(number), (number - self.first) as u16);
+        let (next, batch) = (NextUse::in_batch(number), (number - self.first) as u16);
         cache.ahead(
             keys.len(),
             |i| table.locate(cache, keys[i]),

@@ -34,6 +34,7 @@ mod help;
 mod planner;
 mod ranges;
 mod reader;
+mod schedule;
 mod slices;
 mod starving;
 mod tasks;
@@ -41,7 +42,7 @@ mod uses;
 
 use super::events::log_read_ahead_failed;
 use super::{Engine, Guarded, Inner};
-use crate::config::TableId;
+use crate::config::{ScheduledBatch, TableId};
 use crate::error::{Result, bail};
 use crate::idle::give_way;
 use crate::logs::Limit;
@@ -77,18 +78,22 @@ const UNDER_WAY: u64 = 64;
 #[derive(Debug)]
 struct Announced {
     number: u64,
-    /// Each table with its keys, as they were announced.
-    parts: Vec<(TableId, Vec<u64>)>,
+    /// Each table with its keys, as they were announced, and how many stretches later their next
+    /// uses are, plus 1; nothing of these without a schedule.
+    parts: Vec<(TableId, Vec<u64>, Vec<u16>)>,
+    /// Its place in the schedule.
+    scheduled: Option<ScheduledBatch>,
 }
 
 impl Announced {
     fn bytes(&self) -> u64 {
-        let keys: usize = self.parts.iter().map(|(_, keys)| keys.capacity()).sum();
-        Self::bytes_of(keys, self.parts.len())
+        let keys: usize = self.parts.iter().map(|(_, keys, _)| keys.capacity()).sum();
+        Self::bytes_of(keys, self.parts.len(), self.scheduled)
     }
 
-    fn bytes_of(keys: usize, tables: usize) -> u64 {
-        (8 * keys + 64 * tables) as u64
+    fn bytes_of(keys: usize, tables: usize, scheduled: Option<ScheduledBatch>) -> u64 {
+        let each = if scheduled.is_some() { 10 } else { 8 };
+        (each * keys + 88 * tables) as u64
     }
 }
 

@@ -6,12 +6,13 @@ use super::super::{Engine, Guarded, Inner};
 use super::group::Group;
 use super::ranges::Holding;
 use super::reader::{PORTION_ROWS, scratch_bytes};
+use super::schedule::{Schedule, close_points};
 use super::slices::{Pace, Room, SLICE_ROWS};
 use super::tasks::{Task, Who};
-use super::uses::Uses;
+use super::uses::{Foreseen, Next, Uses};
 use super::{Announced, Busy, Shared};
 use crate::arena::trim_heap;
-use crate::cache::BatchNumber;
+use crate::cache::NextUse;
 use crate::config::TableId;
 use crate::distinct::Distinct;
 use crate::error::{ErrorKind, Result};
@@ -49,6 +50,8 @@ const SHARE_PER_BLOCK: u64 = 64;
 pub(super) struct Plan {
     /// The uses of each table, by its id.
     uses: Vec<Option<Uses>>,
+    /// Which of them are in which stretch of the training.
+    pub(super) schedule: Schedule,
     /// The last batch whose uses are noted, that is finished, forgotten, in a group.
     pub(super) noted: u64,
     pub(super) finished: u64,
@@ -78,7 +81,8 @@ pub(super) struct Plan {
     resting: u64,
     distinct: Distinct,
     keys: Vec<u64>,
-    numbers: Vec<BatchNumber>,
+    numbers: Vec<NextUse>,
+    next: Vec<u16>,
 }
 
 /// Runs until the store is closed or gone.
@@ -132,8 +136,12 @@ impl Plan {
         if self.noted == self.finished || self.most_bytes == 0 {
             return true;
         }
-        let growth: u64 = batch.parts.iter().map(|(table, keys)| self.growth(*table, keys)).sum();
+        let growth = self.growth_of(batch);
         self.bytes() + growth <= self.most_bytes
+    }
+
+    fn growth_of(&self, batch: &Announced) -> u64 {
+        batch.parts.iter().map(|(table, keys, _)| self.growth(*table, keys)).sum()
     }
 
     fn growth(&self, table: TableId, keys: &[u64]) -> u64 {
@@ -233,7 +241,8 @@ impl Plan {
         let queue = most / super::WINDOW_PER_QUEUE;
         self.fixed_bytes = queue
             + self.most_bytes / WINDOW_PER_SLACK
-            + caches().map(|cache| cache.next_use_bytes()).sum::<u64>();
+            + caches().map(|cache| cache.next_use_bytes()).sum::<u64>()
+            + self.points_bytes(inner, engine);
         let reader =
             engine.classes.iter().map(|class| class.ahead_bytes(share, kind.1)).sum::<u64>();
         self.fixed_bytes += match self.pace {
@@ -275,6 +284,7 @@ impl Plan {
             class.cache().remember_next_uses();
         }
         self.reads_slices = engine.classes.iter().all(|class| class.has_reader_ahead());
+        self.settle_points(inner, engine)?;
         self.hold_again(engine);
         self.set_now(shared, engine);
         Ok(())
@@ -282,13 +292,14 @@ impl Plan {
 
     /// Tells the caches which batch is the first whose rows may still be used, and whose rows verbs
     /// bring. In groups nobody says: what verbs read then was not announced.
-    fn set_now(&self, shared: &Shared, engine: &Engine) {
+    fn set_now(&mut self, shared: &Shared, engine: &Engine) {
         let now = self.finished + 1;
+        let place = self.schedule.advance(now);
         let begun = shared.state.lock().begun;
         // Between batches verbs bring rows of none: they may leave as others do.
-        let at_hand = (self.pace.is_slices() && begun >= now).then(|| BatchNumber::of(begun));
+        let at_hand = (self.pace.is_slices() && begun >= now).then(|| NextUse::in_batch(begun));
         for class in &engine.classes {
-            class.cache().set_now(BatchNumber::of(now));
+            class.cache().set_now(now, place);
             class.cache().set_at_hand(at_hand);
         }
     }
@@ -302,7 +313,8 @@ impl Plan {
         batch: &Announced,
     ) -> Result<()> {
         self.noted = batch.number;
-        let growth: u64 = batch.parts.iter().map(|(table, keys)| self.growth(*table, keys)).sum();
+        let scheduled = self.schedule.note(batch);
+        let growth = self.growth_of(batch);
         let fits = !self.off && self.bytes() + growth <= self.most_bytes;
         engine.window_bytes.store(self.bytes(), Ordering::Relaxed);
         if !fits || !inner.make_window_room(engine, growth)? {
@@ -310,7 +322,9 @@ impl Plan {
             return Ok(());
         }
         let block_bytes = self.block_bytes();
-        for (id, keys) in &batch.parts {
+        let stretch = scheduled.map_or(0, |of| of.stretch);
+        let mut foreseen = Foreseen::default();
+        for (id, keys, next) in &batch.parts {
             let Some(table) = engine.table(id.0) else { continue };
             let cache = engine.classes[table.class].cache();
             let rows = table.record.dense_ids();
@@ -318,17 +332,30 @@ impl Plan {
             let uses = self.uses[usize::from(id.0)].take_if(|uses| uses.is_for(rows));
             let uses = self.uses[usize::from(id.0)]
                 .insert(uses.unwrap_or_else(|| Uses::new(rows, block_bytes)));
-            let keys = self.distinct.run(keys).0;
+            let (keys, inverse) = self.distinct.run(keys);
             shared.counters.distinct.fetch_add(keys.len() as u64, Ordering::Relaxed);
+            self.next.clear();
+            if scheduled.is_some() {
+                // Of a key that occurs several times the first next use counts.
+                for (next, distinct) in next.iter().zip(inverse) {
+                    if *distinct as usize == self.next.len() {
+                        self.next.push(*next);
+                    }
+                }
+            }
             self.keys.clear();
             let first = &mut self.keys;
-            uses.announce(batch.number, keys, |key| first.push(key));
-            let next = BatchNumber::of(batch.number);
+            uses.announce((batch.number, stretch), keys, &self.next, |key| first.push(key));
+            let compared = uses.take_foreseen();
+            foreseen.right += compared.right;
+            foreseen.wrong += compared.wrong;
+            let next = NextUse::in_batch(batch.number);
             let locate = |i: usize| table.locate(cache, first[i]);
             cache.ahead(first.len(), locate, |i, at| {
                 cache.expect_use(at, table.id(), first[i], next);
             });
         }
+        self.check_schedule(shared, foreseen);
         Ok(())
     }
 
@@ -342,7 +369,11 @@ impl Plan {
             let (keys, numbers) = (&mut self.keys, &mut self.numbers);
             uses.finish(number, |key, next| {
                 keys.push(key);
-                numbers.push(next.map_or(BatchNumber::NONE, BatchNumber::of));
+                numbers.push(match next {
+                    Next::Unknown => NextUse::NONE,
+                    Next::Batch(number) => NextUse::in_batch(number),
+                    Next::Stretch(stretch) => NextUse::in_stretch(stretch),
+                });
             });
             let cache = engine.classes[table.class].cache();
             cache.ahead(
@@ -363,6 +394,7 @@ impl Plan {
 
     fn clear(&mut self, shared: &Shared, engine: &Engine, number: u64) {
         self.uses.iter_mut().for_each(|uses| *uses = None);
+        self.schedule.clear();
         self.last_group = (0, 0);
         self.cleared = number;
         for at in [&mut self.noted, &mut self.finished, &mut self.formed] {
@@ -395,13 +427,13 @@ impl Plan {
     fn slice(&mut self, shared: &Shared, inner: &Inner, engine: &Engine, number: u64) {
         self.formed = number;
         let mut group = Group::at_most(number - 1, number, self.rows_of_slices());
-        let mut room = Room::new(engine, BatchNumber::of(number));
+        let mut room = Room::new(engine, NextUse::in_batch(number));
         for table in &engine.tables {
             let Some(uses) = uses_of(&self.uses, table).filter(|_| !self.off) else { continue };
             let cache = engine.classes[table.class].cache();
             self.keys.clear();
             uses.keys_of(number - 1, &mut self.keys);
-            let at_hand = BatchNumber::of(number - 1);
+            let at_hand = NextUse::in_batch(number - 1);
             cache.ahead(
                 self.keys.len(),
                 |i| table.locate(cache, self.keys[i]),
@@ -454,11 +486,13 @@ impl Plan {
     /// Gives all memory of the window back, and to the caches what it had of them.
     fn release(&mut self, inner: &Inner, engine: &Engine) {
         self.uses = Vec::new();
-        (self.keys, self.numbers, self.distinct) = Default::default();
+        (self.keys, self.numbers, self.next, self.distinct) = Default::default();
         (self.fixed_bytes, self.holds, self.resting) = (0, false, 0);
         for class in &engine.classes {
             class.cache().release_next_uses();
             class.release_ahead();
+            // An error has poisoned the store, which the next verb says.
+            let _ = close_points(inner, class);
         }
         trim_heap();
         engine.window_bytes.store(0, Ordering::Relaxed);
@@ -482,8 +516,11 @@ impl Plan {
     fn form(&mut self, shared: &Shared, inner: &Inner, engine: &Engine) {
         let first = self.formed + 1;
         let announced = self.noted - self.finished.min(self.formed);
-        let most = (announced / ANNOUNCED_PER_GROUP)
-            .min(2 * self.last_group.1)
+        let is_scheduled = self.schedule.has(first);
+        // A schedule knows what comes behind what is announced.
+        let per_group = if is_scheduled { 1 } else { ANNOUNCED_PER_GROUP };
+        let most = (announced / per_group)
+            .min(if is_scheduled { u64::MAX } else { 2 * self.last_group.1 })
             .min(inner.options.window_group as u64)
             .clamp(1, Group::BATCHES_MAX);
         let rows = Self::rows_per_group(engine);
@@ -496,7 +533,7 @@ impl Plan {
                 let cache = engine.classes[table.class].cache();
                 group.add(cache, table, number, &self.keys);
             }
-            if group.rows() > rows {
+            if group.rows() > rows || self.schedule.ends_with(number) {
                 break;
             }
         }

@@ -17,7 +17,7 @@ use super::super::{Engine, Inner, Store};
 use super::planner::Plan;
 use super::reader::scratch_bytes;
 use super::{Busy, Shared, State};
-use crate::cache::{BatchNumber, Run};
+use crate::cache::{NextUse, Run};
 use crate::config::TableId;
 use crate::error::{Result, bail};
 use crate::metrics::Timed;
@@ -491,8 +491,8 @@ impl RowOp for RangeOp {
         Effect::Read
     }
 
-    fn next_use(&self, _: usize, _: usize) -> Option<BatchNumber> {
-        Some(BatchNumber::HELD)
+    fn next_use(&self, _: usize, _: usize) -> Option<NextUse> {
+        Some(NextUse::HELD)
     }
 
     fn turned_away(&mut self) {

@@ -10,7 +10,7 @@ use super::group::{Group, Need};
 use super::ranges::{Portion, next_portion as next_portion_of_ranges};
 use super::slices::SLICE_ROWS;
 use super::{Busy, Shared, State};
-use crate::cache::BatchNumber;
+use crate::cache::NextUse;
 use crate::error::{ErrorKind, Result};
 use crate::metrics::Timed;
 use std::sync::Weak;
@@ -269,7 +269,7 @@ impl Inner {
 /// Makes rows resident for batches to come.
 struct AheadOp {
     /// The batch that uses each row first.
-    next: Vec<Vec<BatchNumber>>,
+    next: Vec<Vec<NextUse>>,
     loaded: u64,
     turned_away: u64,
 }
@@ -282,7 +282,7 @@ impl RowOp for AheadOp {
         Effect::Read
     }
 
-    fn next_use(&self, batch: usize, position: usize) -> Option<BatchNumber> {
+    fn next_use(&self, batch: usize, position: usize) -> Option<NextUse> {
         Some(self.next[batch][position])
     }
 

@@ -9,7 +9,7 @@
 use super::super::{Engine, Inner};
 use super::Announced;
 use super::group::{Group, Need};
-use crate::cache::{BatchNumber, Cache};
+use crate::cache::{Cache, NextUse};
 use crate::config::TableId;
 use crate::distinct::Distinct;
 use std::sync::atomic::Ordering;
@@ -65,12 +65,12 @@ impl Pace {
         let (mut slices, mut all_keys, mut spare) = (false, 0, 0);
         for (at, class) in engine.classes.iter().enumerate() {
             let (cache, rows) = (class.cache(), class.cache().row_capacity());
-            let here = || batch.parts.iter().filter(move |(id, _)| class_of(*id) == Some(at));
+            let here = || batch.parts.iter().filter(move |(id, ..)| class_of(*id) == Some(at));
             // What the window has taken does not count: with it the pace would change to and fro.
             let whole = (u128::from(rows) * u128::from(caches + taken) / u128::from(caches)) as u64;
-            let mut needed: usize = here().map(|(_, keys)| keys.len()).sum();
+            let mut needed: usize = here().map(|(_, keys, _)| keys.len()).sum();
             if needed as u64 > whole / BATCHES_PER_CACHE {
-                needed = here().map(|(_, keys)| distinct.run(keys).0.len()).sum();
+                needed = here().map(|(_, keys, _)| distinct.run(keys).0.len()).sum();
             }
             slices |= needed as u64 > whole / BATCHES_PER_CACHE;
             all_keys += needed;
@@ -94,12 +94,12 @@ impl Pace {
 #[derive(Debug)]
 pub(super) struct Room {
     sets: Vec<Vec<i8>>,
-    next: BatchNumber,
+    next: NextUse,
 }
 
 impl Room {
     /// For rows that are used in the batch `next`.
-    pub(super) fn new(engine: &Engine, next: BatchNumber) -> Self {
+    pub(super) fn new(engine: &Engine, next: NextUse) -> Self {
         let sets = |cache: &Cache| vec![-1; cache.sets() as usize];
         Self { sets: engine.classes.iter().map(|class| sets(class.cache())).collect(), next }
     }

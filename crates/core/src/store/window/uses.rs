@@ -1,7 +1,8 @@
 //! The announced uses of one table's rows: which batch uses a row next.
 //!
 //! A ring holds the distinct keys of all announced batches, in order. Beside each key it says after
-//! how many batches the row is used again; 0 when it is not, as far as is announced. A hash table
+//! how many batches the row is used again; where it is not, as far as is announced, after how many
+//! stretches of the schedule, or 0 where nobody knows. A hash table
 //! finds the last announced use of a key, so that the next one can be linked to it. A use costs 4
 //! bytes in a table of 2^16 rows, 5 in one of 2^24, 6 in one of 2^32, 10 with any keys; a distinct
 //! key 5 to 6 more. Every byte here is a byte less of rows in memory.
@@ -18,12 +19,15 @@ const ENTRY_BITS_MASK: u32 = u32::MAX >> 1;
 const POSITION_BITS_MAX: u32 = 30;
 /// A table is made anew after so many times the uses that there are, to have no position twice.
 const USES_PER_TABLE: u64 = 4;
-/// Bytes beside a key: after how many batches the row is used again.
+/// Bytes beside a key: when the row is used again.
 const NEXT_BYTES: usize = 2;
 /// Keys whose lines are asked for together.
 const BLOCK: usize = 16;
 /// A use more batches later than that counts as none.
-const FURTHEST: u64 = crate::cache::BatchNumber::AHEAD_MAX;
+const FURTHEST: u64 = crate::cache::NextUse::BATCHES_AHEAD_MAX;
+
+/// What is said beside a key is a number of stretches, and no later use is announced.
+const IN_STRETCHES: u16 = 1 << 15;
 
 /// The fewest and the most uses of a block, powers of two.
 const BLOCK_USES: (usize, usize) = (1 << 6, 1 << 12);
@@ -152,12 +156,42 @@ fn key_bytes(rows: Option<u64>) -> usize {
     }
 }
 
+/// The next use of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Nobody knows of one.
+    Unknown,
+    /// In a batch that is announced.
+    Batch(u64),
+    /// In a stretch of the schedule.
+    Stretch(u64),
+}
+
+/// An announced batch that has keys.
+#[derive(Clone, Copy, Debug)]
+struct BatchOfUses {
+    number: u64,
+    /// The position of its first use.
+    from: u64,
+    /// Its stretch, where there is a schedule.
+    stretch: u64,
+}
+
+/// How often a schedule has said in which stretch the next use of a row is, of uses that have come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Foreseen {
+    /// It was that stretch.
+    pub(super) right: u64,
+    /// It was another.
+    pub(super) wrong: u64,
+}
+
 /// The announced uses of one table.
 #[derive(Debug)]
 pub(super) struct Uses {
     ring: Ring,
-    /// Number of each announced batch that has keys, and the position of its first.
-    batches: VecDeque<(u64, u64)>,
+    batches: VecDeque<BatchOfUses>,
+    foreseen: Foreseen,
     /// Where each key's last use is: 1 + some bits of the position, and above them bits of the
     /// key's hash, so that entries of other keys are told without looking at their uses. 0 is an
     /// empty entry. Entries of uses that are over stay until the table is made anew.
@@ -178,6 +212,7 @@ impl Uses {
         Self {
             ring: Ring::new(key_bytes(rows), block_bytes),
             batches: VecDeque::new(),
+            foreseen: Foreseen::default(),
             last: Vec::new(),
             position_bits: 0,
             since: 0,
@@ -195,7 +230,7 @@ impl Uses {
     pub(super) fn memory_bytes(&self) -> usize {
         self.ring.memory_bytes()
             + 4 * self.last.capacity()
-            + size_of::<(u64, u64)>() * self.batches.capacity()
+            + size_of::<BatchOfUses>() * self.batches.capacity()
     }
 
     /// Bytes that so many more uses may add at most.
@@ -215,16 +250,24 @@ impl Uses {
             && self.ring.tail - self.since + keys as u64 <= 1 << self.position_bits
     }
 
-    /// Appends a batch with these distinct keys. Calls `first` with each key that no unfinished
-    /// batch before uses.
-    pub(super) fn announce(&mut self, number: u64, keys: &[u64], mut first: impl FnMut(u64)) {
+    /// Appends a batch, of a stretch, with these distinct keys. `next` says of the first of them in
+    /// how many stretches they are used again, plus 1, and 0 where nobody knows. Calls `first` with
+    /// each key that no unfinished batch before uses.
+    pub(super) fn announce(
+        &mut self,
+        (number, stretch): (u64, u64),
+        keys: &[u64],
+        next: &[u16],
+        mut first: impl FnMut(u64),
+    ) {
         if keys.is_empty() {
             return;
         }
         if !self.fits(keys.len()) {
             self.rebuild(keys.len());
         }
-        self.batches.push_back((number, self.ring.tail));
+        let from = self.ring.tail;
+        self.batches.push_back(BatchOfUses { number, from, stretch });
         for block in keys.chunks(BLOCK) {
             for key in block {
                 prefetch_read(&self.last[self.home(mix(*key, 0))]);
@@ -238,7 +281,9 @@ impl Uses {
                 let position = self.ring.push(*key);
                 match self.exchange_last(*key, position) {
                     Some(before) => {
-                        let apart = number - self.batch_at(before);
+                        let of = self.batch_at(before);
+                        self.compare(before, of.stretch, stretch);
+                        let apart = number - of.number;
                         self.ring
                             .set_next(before, if apart <= FURTHEST { apart as u16 } else { 0 });
                     }
@@ -246,21 +291,43 @@ impl Uses {
                 }
             }
         }
+        for (position, next) in (from..).zip(next).take(keys.len()) {
+            if *next > 0 {
+                let stretches = (next - 1).min(IN_STRETCHES - 1);
+                self.ring.set_next(position, IN_STRETCHES | stretches);
+            }
+        }
+    }
+
+    /// Counts whether the schedule was right about the use after the one at a position, which has
+    /// come in `stretch`.
+    fn compare(&mut self, position: u64, from: u64, stretch: u64) {
+        let said = self.ring.next(position);
+        if said & IN_STRETCHES != 0 {
+            let is_right = from + u64::from(said - IN_STRETCHES) == stretch;
+            self.foreseen.right += u64::from(is_right);
+            self.foreseen.wrong += u64::from(!is_right);
+        }
+    }
+
+    /// What the schedule was right and wrong about, since the last call.
+    pub(super) fn take_foreseen(&mut self) -> Foreseen {
+        std::mem::take(&mut self.foreseen)
     }
 
     /// Forgets the uses of all batches up to `number`, after `f` has seen each use's key and the
-    /// number of the batch that uses the row next, if any is announced.
-    pub(super) fn finish(&mut self, number: u64, mut f: impl FnMut(u64, Option<u64>)) {
+    /// row's next use.
+    pub(super) fn finish(&mut self, number: u64, mut f: impl FnMut(u64, Next)) {
         let Some((begin, end)) = self.range(0, number) else { return };
         let mut last_uses = 0;
         self.for_each(begin, end, |key, next| {
-            last_uses += usize::from(next.is_none());
+            last_uses += usize::from(!matches!(next, Next::Batch(_)));
             f(key, next);
         });
         // A use beyond the furthest is one of several last ones of its key.
         self.live = self.live.saturating_sub(last_uses);
         self.ring.drop_before(end);
-        while self.batches.front().is_some_and(|(batch, _)| *batch <= number) {
+        while self.batches.front().is_some_and(|batch| batch.number <= number) {
             self.batches.pop_front();
         }
     }
@@ -272,43 +339,47 @@ impl Uses {
         }
     }
 
-    fn for_each(&self, begin: u64, end: u64, mut f: impl FnMut(u64, Option<u64>)) {
+    fn for_each(&self, begin: u64, end: u64, mut f: impl FnMut(u64, Next)) {
         let mut batches = self.batches.iter().peekable();
-        let mut number = 0;
+        let (mut number, mut stretch) = (0, 0);
         for position in begin..end {
-            while let Some((batch, _)) = batches.next_if(|(_, from)| *from <= position) {
-                number = *batch;
+            while let Some(batch) = batches.next_if(|batch| batch.from <= position) {
+                (number, stretch) = (batch.number, batch.stretch);
             }
-            let next = u64::from(self.ring.next(position));
-            f(self.ring.key(position), (next != 0).then_some(number + next));
+            let next = match self.ring.next(position) {
+                0 => Next::Unknown,
+                after if is_announced(after) => Next::Batch(number + u64::from(after)),
+                after => Next::Stretch(stretch + u64::from(after - IN_STRETCHES)),
+            };
+            f(self.ring.key(position), next);
         }
     }
 
     /// Positions of the uses of the batches `first..=last`.
     fn range(&self, first: u64, last: u64) -> Option<(u64, u64)> {
-        let begin = self.batches.partition_point(|(batch, _)| *batch < first);
-        let end = self.batches.partition_point(|(batch, _)| *batch <= last);
-        let position = |at: usize| self.batches.get(at).map_or(self.ring.tail, |(_, from)| *from);
+        let begin = self.batches.partition_point(|batch| batch.number < first);
+        let end = self.batches.partition_point(|batch| batch.number <= last);
+        let position = |at: usize| self.batches.get(at).map_or(self.ring.tail, |batch| batch.from);
         (begin < end).then(|| (position(begin), position(end)))
     }
 
     /// The batch of a use. Batches of one table are of about one size, so it is looked for where it
     /// would be if they were.
     #[inline(always)]
-    fn batch_at(&self, position: u64) -> u64 {
+    fn batch_at(&self, position: u64) -> BatchOfUses {
         const NEAR: usize = 4;
-        let (batches, first) = (&self.batches, self.batches[0].1);
+        let (batches, first) = (&self.batches, self.batches[0].from);
         let uses = (self.ring.tail - first).max(1);
         let guess = (position - first).saturating_mul(batches.len() as u64) / uses;
         let from = (guess as usize).saturating_sub(NEAR).min(batches.len() - 1);
         let to = (from + 2 * NEAR).min(batches.len());
-        let is_within = batches[from].1 <= position
-            && batches.get(to).is_none_or(|(_, after)| *after > position);
+        let is_within = batches[from].from <= position
+            && batches.get(to).is_none_or(|after| after.from > position);
         let at = match is_within {
-            true => (from + 1..to).find(|at| batches[*at].1 > position).unwrap_or(to),
-            false => batches.partition_point(|(_, from)| *from <= position),
+            true => (from + 1..to).find(|at| batches[*at].from > position).unwrap_or(to),
+            false => batches.partition_point(|batch| batch.from <= position),
         };
-        batches[at - 1].0
+        batches[at - 1]
     }
 
     /// Where to begin to look for a key, from its hash.
@@ -388,7 +459,7 @@ impl Uses {
     /// last of its key.
     fn rebuild(&mut self, keys: usize) {
         let ring = &self.ring;
-        let live = (ring.head..ring.tail).filter(|position| ring.next(*position) == 0).count();
+        let live = (ring.head..ring.tail).filter(|at| !is_announced(ring.next(*at))).count();
         let capacity = table_for(live + keys);
         if capacity.abs_diff(self.last.len()) * 8 <= self.last.len() && capacity <= self.last.len()
         {
@@ -402,7 +473,7 @@ impl Uses {
         let uses = self.ring.tail - self.ring.head + keys as u64;
         self.position_bits = (USES_PER_TABLE * uses).ilog2().min(POSITION_BITS_MAX) + 1;
         for position in self.ring.head..self.ring.tail {
-            if self.ring.next(position) != 0 {
+            if is_announced(self.ring.next(position)) {
                 continue;
             }
             let hash = mix(self.ring.key(position), 0);
@@ -415,6 +486,12 @@ impl Uses {
         }
         self.live = self.filled;
     }
+}
+
+/// Whether a batch is announced that uses the row again.
+#[inline(always)]
+fn is_announced(next: u16) -> bool {
+    next != 0 && next & IN_STRETCHES == 0
 }
 
 /// Entries of a hash table that is made for so many keys.
@@ -440,6 +517,10 @@ mod tests {
             .collect()
     }
 
+    fn batch(number: Option<u64>) -> Next {
+        number.map_or(Next::Unknown, Next::Batch)
+    }
+
     /// The next batch up to `announced` after `batch` that uses `key`.
     fn next_of(batches: &[Vec<u64>], batch: u64, key: u64, announced: u64) -> Option<u64> {
         (batch + 1..=announced).find(|later| batches[*later as usize].contains(&key))
@@ -462,7 +543,7 @@ mod tests {
                 let keys = &batches[announced as usize];
                 let oldest = announced.saturating_sub(ahead);
                 let mut first = Vec::new();
-                uses.announce(announced, keys, |key| first.push(key));
+                uses.announce((announced, 0), keys, &[], |key| first.push(key));
                 let in_use = |key: &u64| {
                     (oldest..announced).any(|batch| batches[batch as usize].contains(key))
                 };
@@ -477,14 +558,56 @@ mod tests {
                     uses.finish(oldest, |key, next| finished.push((key, next)));
                     let expected: Vec<_> = batches[oldest as usize]
                         .iter()
-                        .map(|key| (*key, next_of(&batches, oldest, *key, announced)))
+                        .map(|key| (*key, batch(next_of(&batches, oldest, *key, announced))))
                         .collect();
                     assert_eq!(finished, expected, "batch {oldest}");
-                    seen += finished.iter().filter(|(_, next)| next.is_some()).count();
+                    seen += finished.iter().filter(|(_, next)| *next != Next::Unknown).count();
                 }
             }
             assert!(seen > 500, "{seen} uses had a next one");
         }
+    }
+
+    // Stretches of 8 batches, 20 announced: what lies behind is known from the schedule.
+    #[test]
+    fn a_use_knows_the_stretch_of_the_next_until_its_batch_is_announced() {
+        let batches = batches(300, 300, 1);
+        let last = batches.len() as u64 - 1;
+        let stretch = |batch: u64| batch / 8;
+        let mut uses = Uses::new(Some(1 << 20), 600);
+        let (mut in_batches, mut in_stretches, mut all) = (0, 0, Foreseen::default());
+        for announced in 0..=last {
+            let keys = &batches[announced as usize];
+            let next_stretch = |key: &u64| next_of(&batches, announced, *key, last).map(stretch);
+            // The schedule is wrong about every seventh key, and knows nothing of every fifth.
+            let said = |key: &u64| match next_stretch(key) {
+                Some(_) if key.is_multiple_of(5) => 0,
+                Some(of) => (of - stretch(announced)) as u16 + 1 + u16::from(key.is_multiple_of(7)),
+                None => 0,
+            };
+            let next: Vec<u16> = keys.iter().map(said).collect();
+            uses.announce((announced, stretch(announced)), keys, &next, |_| ());
+            let foreseen = uses.take_foreseen();
+            (all.right, all.wrong) = (all.right + foreseen.right, all.wrong + foreseen.wrong);
+            let Some(oldest) = announced.checked_sub(20) else { continue };
+            uses.finish(oldest, |key, next| {
+                let announced_use = next_of(&batches, oldest, key, announced);
+                let later = next_of(&batches, oldest, key, last).map(stretch);
+                let expected = match (announced_use, later) {
+                    (Some(number), _) => Next::Batch(number),
+                    (None, Some(of)) if key % 5 > 0 => {
+                        Next::Stretch(of + u64::from(key.is_multiple_of(7)))
+                    }
+                    _ => Next::Unknown,
+                };
+                assert_eq!(next, expected, "key {key} of batch {oldest}");
+                in_batches += usize::from(matches!(next, Next::Batch(_)));
+                in_stretches += usize::from(matches!(next, Next::Stretch(_)));
+            });
+        }
+        assert!(in_batches > 500 && in_stretches > 500, "{in_batches}, {in_stretches}");
+        assert!(all.right > 500 && all.wrong > 50, "{all:?}");
+        assert!(all.right > 4 * all.wrong, "{all:?}");
     }
 
     #[test]
@@ -494,7 +617,7 @@ mod tests {
         for (number, keys) in (0..).zip(&batches) {
             let before = uses.memory_bytes();
             let promised = uses.growth_for(keys.len());
-            uses.announce(number, keys, |_| ());
+            uses.announce((number, 0), keys, &[], |_| ());
             assert!(uses.memory_bytes() <= before + promised + 64 * 16, "batch {number}");
             if number % 10 == 9 {
                 let mut finished = Vec::new();
@@ -517,10 +640,10 @@ mod tests {
         let near = (1 << 32) - 300;
         (uses.ring.base, uses.ring.head, uses.ring.tail) = (near, near, near);
         for (number, keys) in (0..).zip(&batches) {
-            uses.announce(number, keys, |_| ());
+            uses.announce((number, 0), keys, &[], |_| ());
             if number >= 5 {
                 uses.finish(number - 5, |key, next| {
-                    assert_eq!(next, next_of(&batches, number - 5, key, number));
+                    assert_eq!(next, batch(next_of(&batches, number - 5, key, number)));
                 });
             }
         }

@@ -102,7 +102,14 @@ impl Top {
         self.log.reserve(1, 0, u64::MAX).unwrap();
         let old = self.rows.get(&(table, key)).map_or(0, |(slot, _)| *slot);
         let words = [word(table, key, change); WORDS];
-        let row = DirtyRow { table, key, dirty_since: 0, origin: Some(old), words: &words };
+        let row = DirtyRow {
+            table,
+            key,
+            dirty_since: 0,
+            origin: Some(old),
+            stretch: None,
+            words: &words,
+        };
         let slot = self.log.append(row).unwrap();
         self.rows.insert((table, key), (slot, change));
     }
@@ -296,7 +303,14 @@ fn only_the_newest_copy_of_a_row_that_does_not_wait_is_dropped() {
         assert!(!top.log.drop_copy(table, u64::MAX - 7, slot), "another key");
         assert!(!top.log.drop_copy(9, key, slot), "no such table");
         let words = [0.0; WORDS];
-        top.log.park(DirtyRow { table, key, dirty_since: 1, origin: Some(slot), words: &words });
+        top.log.park(DirtyRow {
+            table,
+            key,
+            dirty_since: 1,
+            origin: Some(slot),
+            stretch: None,
+            words: &words,
+        });
         assert!(!top.log.drop_copy(table, key, slot), "a newer row waits");
         assert!(top.log.unpark(table, key));
         assert_eq!((top.log.rows_stored(table), top.log.segments.newest_total()), (stored, newest));

@@ -1,0 +1,51 @@
+//! Append points for stretches of a schedule: how many there may be, and taking them.
+
+use super::ClassLog;
+use super::staging::StretchPoints;
+use crate::error::Result;
+use crate::storage::StorageStretches;
+
+/// The most append points, and the fewest with which stretches are told apart at all.
+const POINTS: (u64, u64) = (4, 256);
+/// The part of a log's room that segments being filled for stretches may take: each is half empty
+/// in the middle.
+const ROOM_PER_POINTS: u64 = 4;
+
+impl StorageStretches for ClassLog {
+    fn stretch_points(&self, furthest: u32, memory: u64, disk: u64) -> Option<StretchPoints> {
+        // A next use may be in the stretch at hand, too.
+        let stretches = u64::from(furthest) + 1;
+        let one = StretchPoints { count: 1, width: 1 }.bytes(self.layout().page_bytes);
+        let rows: u64 = self.indexes().map(|(_, index)| index.ids_or_rows()).sum();
+        let room = (rows / self.rows_per_segment() * self.segment_bytes).min(disk);
+        let most = (memory / one).min(room / ROOM_PER_POINTS / self.segment_bytes).min(POINTS.1);
+        if most < POINTS.0 {
+            return None;
+        }
+        let width = stretches.div_ceil(most);
+        // The stretch at hand may be any of those that share its point.
+        let count = stretches.div_ceil(width) + u64::from(width > 1);
+        Some(StretchPoints { count: count.min(most) as u32, width: width as u32 })
+    }
+
+    fn open_stretches(&mut self, points: StretchPoints) -> Result<()> {
+        if self.writer.stretch_points() == Some(points) {
+            return Ok(());
+        }
+        self.close_stretches()?;
+        self.writer.open_stretches(points);
+        Ok(())
+    }
+
+    fn close_stretches(&mut self) -> Result<()> {
+        if self.writer.stretch_points().is_some() {
+            self.seal_pages()?;
+            self.writer.close_stretches(&mut self.segments);
+        }
+        Ok(())
+    }
+
+    fn stretch_bytes(&self) -> u64 {
+        self.writer.staging_bytes()
+    }
+}

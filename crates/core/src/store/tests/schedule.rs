@@ -1,0 +1,287 @@
+//! Training with a schedule: the same results, far fewer pages, and nothing lost.
+
+use super::*;
+use crate::storage::StorageCounts;
+use std::time::Duration;
+
+const ROWS: u64 = 12_000;
+/// Values of a row, and as many of state.
+const WIDTH: usize = 24;
+const BUDGET: u64 = 900 << 10;
+const EPOCHS: u64 = 3;
+/// Batches of an epoch, of a stretch, and announced ahead.
+const BATCHES: u64 = 96;
+const STRETCH: u64 = 8;
+const DEPTH: usize = 40;
+const LONG: Duration = Duration::from_secs(60);
+
+/// What is said of the batches to come.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Said {
+    /// Their keys alone.
+    Keys,
+    /// Where rows are used next, too.
+    Schedule,
+    /// The schedule of another order of the samples.
+    OtherOrder,
+    /// A schedule that ends in the middle.
+    Half,
+}
+
+/// The keys of the batches of all epochs: every epoch has the same samples in another order.
+fn epochs(seed: u64) -> Vec<Vec<u64>> {
+    let mut random = Random(11);
+    // Half of a batch's keys are from a tenth of the table.
+    let mut key = || {
+        let below = if random.below(2) == 0 { ROWS / 10 } else { ROWS };
+        random.below(below) * 7 % ROWS
+    };
+    let samples: Vec<[u64; 4]> =
+        (0..BATCHES * 16).map(|_| std::array::from_fn(|_| key())).collect();
+    let mut random = Random(seed);
+    let mut batches = Vec::new();
+    for _ in 0..EPOCHS {
+        let mut order: Vec<usize> = (0..samples.len()).collect();
+        (1..order.len()).rev().for_each(|at| order.swap(at, random.below(at as u64 + 1) as usize));
+        for part in order.chunks(16) {
+            let mut keys: Vec<u64> = part.iter().flat_map(|at| samples[*at]).collect();
+            keys.sort_unstable();
+            keys.dedup();
+            batches.push(keys);
+        }
+    }
+    batches
+}
+
+/// Of each key of each batch in how many stretches it is used again, plus 1; 0 for never.
+fn schedule(batches: &[Vec<u64>]) -> Vec<Vec<u16>> {
+    let mut later = BTreeMap::new();
+    let mut next: Vec<Vec<u16>> = Vec::new();
+    for (batch, keys) in batches.iter().enumerate().rev() {
+        let stretch = batch as u64 / STRETCH;
+        let of = |key: &u64| later.get(key).map_or(0, |of: &u64| (of - stretch) as u16 + 1);
+        next.push(keys.iter().map(of).collect());
+        later.extend(keys.iter().map(|key| (*key, stretch)));
+    }
+    next.reverse();
+    next
+}
+
+/// What a training read in its last epoch, and what it left.
+#[derive(Debug)]
+struct Trained {
+    pages: u64,
+    written: u64,
+    moved: u64,
+    disk: u64,
+    window: WindowStats,
+    digest: u64,
+}
+
+struct Training {
+    store: Store,
+    table: TableId,
+    batches: Vec<Vec<u64>>,
+    next: Vec<Vec<u16>>,
+    said: Said,
+}
+
+impl Training {
+    fn new(medium: &SimMedium, options: StoreOptions, said: Said) -> Self {
+        let store = Store::open_on(Arc::new(medium.clone()), options).unwrap();
+        store.window_by_hand();
+        let spec =
+            TableSpec { embedding_dim: WIDTH, ..spec("t", Some(ROWS), OptimizerKind::Adagrad) };
+        let table = store.table(&spec).unwrap();
+        let batches = epochs(1);
+        let mut next = match said {
+            Said::OtherOrder => schedule(&epochs(2)),
+            _ => schedule(&batches),
+        };
+        for (next, keys) in next.iter_mut().zip(&batches) {
+            next.resize(keys.len(), 0);
+        }
+        Self { store, table, batches, next, said }
+    }
+
+    fn announce(&self, at: usize) -> Option<u64> {
+        let (table, keys) = (self.table, &self.batches[at][..]);
+        let stretch = at as u64 / STRETCH;
+        let furthest = (2 * BATCHES / STRETCH) as u32;
+        let is_over = self.said == Said::Half && at >= self.batches.len() / 2;
+        if self.said == Said::Keys || is_over {
+            return self.store.announce(&[LookaheadBatch { table, keys, next: &[] }]).unwrap();
+        }
+        let batch = [LookaheadBatch { table, keys, next: &self.next[at] }];
+        let scheduled = ScheduledBatch { stretch, batches: STRETCH as u32, furthest };
+        self.store.announce_scheduled(&batch, scheduled).unwrap()
+    }
+
+    /// Trains on some batches; `between` is called after each.
+    fn run(&self, batches: std::ops::Range<usize>, mut between: impl FnMut(usize)) {
+        let (store, table) = (&self.store, self.table);
+        let mut numbers = std::collections::VecDeque::new();
+        let mut announced = batches.start;
+        for at in batches.clone() {
+            while announced < batches.end.min(at + 1 + DEPTH) {
+                match self.announce(announced) {
+                    Some(number) => numbers.push_back(number),
+                    None => break,
+                }
+                announced += 1;
+            }
+            while store.window_turn().unwrap() {}
+            let number = numbers.pop_front().expect("a window has room for a batch");
+            assert!(store.begin(number, LONG).unwrap());
+            while store.window_turn().unwrap() {}
+            let keys = &self.batches[at][..];
+            let mut values = vec![0.0; keys.len() * WIDTH];
+            let get = GetBatch { table, keys, values: (&mut values).into(), state: None };
+            store.get(&mut [get]).unwrap();
+            let gradients: Vec<f32> = values.iter().map(|value| value / 64.0 + 0.01).collect();
+            let (hyper, non_finite, step) = (HYPER, NonFinite::Refuse, None);
+            let gradients = &gradients[..];
+            let update = UpdateBatch { table, keys, gradients, hyper, non_finite, step };
+            store.update(&[update]).unwrap();
+            store.finish(number).unwrap();
+            while store.window_turn().unwrap() {}
+            let stats = store.stats().unwrap();
+            assert!(stats.memory.total() <= stats.budget_bytes, "{:?}", stats.memory);
+            between(at);
+        }
+    }
+}
+
+fn within(bytes: u64) -> StoreOptions {
+    let (page_bytes, segment_bytes) = (Some(1024), Some(16 << 10));
+    StoreOptions { page_bytes, segment_bytes, ..options(bytes) }
+}
+
+fn train(said: Said) -> Trained {
+    let training = Training::new(&SimMedium::new(1), within(BUDGET), said);
+    let all = training.batches.len();
+    let begin = all / EPOCHS as usize * (EPOCHS as usize - 1);
+    training.run(0..begin, |_| ());
+    let before = training.store.stats().unwrap();
+    training.run(begin..all, |_| ());
+    let after = training.store.stats().unwrap();
+    let log = log_of(&training.store.inner.engine.read().classes[0]).stats();
+    Trained {
+        pages: after.pages_read - before.pages_read,
+        written: after.rows_written - before.rows_written,
+        moved: log.written.rows_moved,
+        disk: after.disk_bytes,
+        window: training.store.window_stats().unwrap(),
+        digest: digest(&training.store, training.table),
+    }
+}
+
+#[cfg_attr(miri, ignore = "long, and no unsafe code")]
+#[test]
+fn with_a_schedule_a_third_of_the_pages_is_read_and_all_bits_are_equal() {
+    let (plain, scheduled) = (train(Said::Keys), train(Said::Schedule));
+    assert_eq!(plain.digest, scheduled.digest);
+    assert!(3 * scheduled.pages <= plain.pages, "{scheduled:?} {plain:?}");
+    assert!(scheduled.written <= plain.written, "{scheduled:?} {plain:?}");
+    assert_eq!(scheduled.moved, 0, "pages of stretches die as a whole");
+    assert!(2 * scheduled.disk <= 3 * plain.disk, "{scheduled:?} {plain:?}");
+    let window = &scheduled.window;
+    assert_eq!((window.schedule_wrong, window.schedule_set_aside), (0, 0), "{window:?}");
+    assert!(window.schedule_right > 1000, "{window:?}");
+}
+
+#[cfg_attr(miri, ignore = "long, and no unsafe code")]
+#[test]
+fn a_schedule_of_another_order_changes_no_bit_and_is_set_aside() {
+    let (plain, other) = (train(Said::Keys), train(Said::OtherOrder));
+    assert_eq!(plain.digest, other.digest);
+    assert_eq!(other.window.schedule_set_aside, 1, "{:?}", other.window);
+    let half = train(Said::Half);
+    assert_eq!(plain.digest, half.digest);
+    assert_eq!(half.window.schedule_set_aside, 0, "{:?}", half.window);
+}
+
+// Stretches have append points while a schedule is announced, and no longer.
+#[test]
+fn append_points_come_and_go_with_the_schedule_and_count_in_the_budget() {
+    let training = Training::new(&SimMedium::new(1), within(BUDGET), Said::Schedule);
+    let bytes = || training.store.inner.engine.read().classes[0].log.lock().stretch_bytes();
+    let of_window = || training.store.stats().unwrap().memory.window_bytes;
+    training.run(0..60, |_| ());
+    assert!(bytes() > 10 << 10, "{} bytes", bytes());
+    assert!(of_window() > bytes());
+    // Rows of pages that are being filled are found, and those of others.
+    let digest_before = digest(&training.store, training.table);
+    let spec = spec("another", Some(9), OptimizerKind::Sgd);
+    training.store.table(&spec).unwrap();
+    assert_eq!(digest(&training.store, training.table), digest_before);
+    training.run(60..90, |_| ());
+    assert!(bytes() > 10 << 10, "they are there again after a new plan");
+    training.store.release_window().unwrap();
+    while training.store.window_turn().unwrap() {}
+    assert_eq!((bytes(), of_window()), (0, 0));
+    training.run(90..100, |_| ());
+}
+
+#[test]
+fn a_schedule_without_a_number_for_each_key_is_refused() {
+    let training = Training::new(&SimMedium::new(1), within(BUDGET), Said::Schedule);
+    let (table, keys) = (training.table, &[1, 2, 3][..]);
+    let scheduled = ScheduledBatch { stretch: 0, batches: 8, furthest: 3 };
+    let announce = |next, scheduled| {
+        training.store.announce_scheduled(&[LookaheadBatch { table, keys, next }], scheduled)
+    };
+    let error = announce(&[1, 2], scheduled).unwrap_err();
+    assert_eq!(error.message(), "2 next uses for 3 keys, expected one for each");
+    let error = announce(&[1, 2, 0], ScheduledBatch { batches: 0, ..scheduled }).unwrap_err();
+    assert_eq!(error.message(), "a stretch of the schedule has 0 batches, expected 1 or more");
+    announce(&[1, 2, 0], scheduled).unwrap().expect("an empty window has room");
+}
+
+// A commit in the middle of every stretch, and a power cut a while after one.
+#[cfg_attr(miri, ignore = "long, and no unsafe code")]
+#[test]
+fn after_a_power_cut_training_goes_on_from_the_commit_with_the_same_schedule() {
+    let expected = train(Said::Schedule).digest;
+    let step = stride(7);
+    for cut in (30..2 * BATCHES as usize).step_by(17 * step as usize) {
+        let medium = SimMedium::new(cut as u64);
+        let training = Training::new(&medium, within(BUDGET), Said::Schedule);
+        let mut committed = 0;
+        training.run(0..cut, |at| {
+            if at % 13 == 5 {
+                training.store.commit(at as u64 + 1, "", &[]).unwrap();
+                committed = at + 1;
+            }
+        });
+        drop(training);
+        let medium = medium.reboot(cut as u64 + 1000);
+        let training = Training::new(&medium, within(BUDGET), Said::Schedule);
+        let step = training.store.commits().last().expect("commits were made").step;
+        assert_eq!(step, committed as u64, "cut after batch {cut}");
+        training.run(committed..training.batches.len(), |at| {
+            if at % 31 == 9 {
+                training.store.commit(at as u64 + 1, "", &[]).unwrap();
+            }
+        });
+        assert_eq!(digest(&training.store, training.table), expected, "cut after batch {cut}");
+    }
+}
+
+// Segments that are filled for stretches take a part of the bound, and no batch is refused.
+#[cfg_attr(miri, ignore = "long, and no unsafe code")]
+#[test]
+fn a_disk_bound_is_kept_with_a_schedule() {
+    let expected = train(Said::Keys).digest;
+    for most in [5 << 20, 7 << 20] {
+        let bound = StoreOptions { max_disk_bytes: Some(most), ..within(BUDGET) };
+        let training = Training::new(&SimMedium::new(3), bound, Said::Schedule);
+        training.run(0..training.batches.len(), |at| {
+            if at % 20 == 19 {
+                training.store.commit(at as u64, "", &[]).unwrap();
+            }
+            assert!(training.store.stats().unwrap().disk_bytes <= most);
+        });
+        assert_eq!(digest(&training.store, training.table), expected);
+    }
+}
