@@ -26,8 +26,8 @@ export PYO3_PYTHON := $(BIN)/python
 # Bytecode saves each worker of the tests ten seconds of a core, and each program half a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo docs pages test contests nightly adapters rust-tests torture-tests built-tests check \
-	check-rust check-python tsan torture planted bench peers wheel format lock clean
+.PHONY: help setup demo docs pages test contests nightly adapters built-tests check check-rust check-python tsan \
+	torture planted bench peers wheel format lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,7 +62,7 @@ BESIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 test: ## Run the checks and the tests: Rust, Python, documented examples
 	@echo "Checks and the build of the tests run side by side and print when they are done."
 	$(BESIDE) BUILT=$(STAMPS)/build-test check built-tests
-	$(BESIDE) rust-tests torture-tests
+	RUST_TEST_THREADS=4 $(RUST_TESTS)
 	$(BIN)/python -m pytest -n 5 --dist loadscope --durations=20 -m "not long and not alone" \
 		$(RULES:%=--ignore=%)
 	$(BIN)/python -m pytest --durations=10 -m "alone and not long" $(call marked,alone)
@@ -92,15 +92,6 @@ nightly: ## Run all there is, with every power cut and many seeds: checks, tests
 	$(MAKE) --no-print-directory torture MINUTES=10
 	$(MAKE) --no-print-directory planted
 	$(MAKE) --no-print-directory docs
-
-# The torture's tests have one thread for most of their time, and run beside all others.
-TEST_PROGRAMS = $(shell sed -n '/\[\[test\]\]/{n;s/name = "\(.*\)"/--test \1/p}' crates/*/Cargo.toml)
-rust-tests:
-	RUST_TEST_THREADS=4 $(RUST_TESTS) --lib --bins $(TEST_PROGRAMS)
-	$(RUST_TESTS) --doc
-
-torture-tests:
-	$(RUST_TESTS) --test torture
 
 built-tests: $(STAMPS)/build-test
 	$(RUST_TESTS) --no-run

@@ -223,6 +223,30 @@ fn append_points_come_and_go_with_the_schedule_and_count_in_the_budget() {
     training.run(90..100, |_| ());
 }
 
+// A reader has a window, too, and no room on disk to fill pages in.
+#[test]
+fn a_reader_takes_no_append_points_for_a_schedule() {
+    let medium = SimMedium::new(1);
+    let training = Training::new(&medium, within(BUDGET), Said::Schedule);
+    training.run(0..40, |_| ());
+    training.store.commit(1, "", &[]).unwrap();
+    let (digest_before, table) = (digest(&training.store, training.table), training.table);
+    training.store.close().unwrap();
+    let options = StoreOptions { read_only: true, ..within(BUDGET) };
+    let store = Store::open_on(Arc::new(medium.clone()), options).unwrap();
+    store.window_by_hand();
+    let reading = Training { store, ..training };
+    for at in 0..20 {
+        let number = reading.announce(at).expect("a window has room for some batches");
+        while reading.store.window_turn().unwrap() {}
+        assert!(reading.store.begin(number, LONG).unwrap());
+    }
+    let window = reading.store.window_stats().unwrap();
+    assert!(window.rows_loaded > 0 && window.failed == 0, "{window:?}");
+    let bytes = reading.store.inner.engine.read().classes[0].log.lock().stretch_bytes();
+    assert_eq!((bytes, digest(&reading.store, table)), (0, digest_before));
+}
+
 #[test]
 fn a_schedule_without_a_number_for_each_key_is_refused() {
     let training = Training::new(&SimMedium::new(1), within(BUDGET), Said::Schedule);

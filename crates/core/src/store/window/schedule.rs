@@ -113,8 +113,12 @@ impl Plan {
         }
     }
 
-    /// The append points that a class is to have, where a schedule is announced.
+    /// The append points that a class is to have, where a schedule is announced. A reader writes
+    /// nothing.
     fn points_of(&self, inner: &Inner, engine: &Engine, class: &Class) -> Option<StretchPoints> {
+        if inner.options.read_only {
+            return None;
+        }
         let classes = engine.classes.len().max(1) as u64;
         let memory = self.most_bytes / WINDOW_PER_POINTS / classes;
         let disk = inner.options.max_disk_bytes.map_or(u64::MAX, |most| most / classes);
