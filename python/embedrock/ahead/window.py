@@ -132,6 +132,9 @@ class Window:
         with KeysNamed(*found):
             if schedule is None:
                 return self._store._core.announce([(t._handle, keys.flat) for t, keys in found])
+            if not isinstance(schedule, BatchSchedule):
+                expected = "expected an embedrock.ahead.BatchSchedule"
+                raise MisuseError(f"schedule is {shown(schedule)}, {expected}")
             next_use = {self._table(t).name: uses for t, uses in schedule.next_use.items()}
             parts = [(t._handle, k.flat, _uses(t, k.flat, next_use.get(t.name))) for t, k in found]
             of = (schedule.stretch, schedule.stretch_batches, schedule.furthest)
@@ -250,11 +253,15 @@ def _uses(table: Table, keys: NDArray[Any], given: ArrayLike | None) -> NDArray[
     """Next uses as the engine takes them: one more, and 0 where nobody knows."""
     if given is None:
         raise MisuseError(f"next_use says nothing of table '{table.name}', which the batch has")
-    uses = np.asarray(given)
+    expected = f"expected a whole number for each of its {keys.size} keys"
+    try:
+        uses = np.asarray(given)
+    except Exception:  # of the object's own, too
+        raise MisuseError(f"next_use of table '{table.name}' is no array, {expected}") from None
     if uses.dtype.kind not in "iu" or uses.size != keys.size:
         raise MisuseError(
             f"next_use of table '{table.name}' has shape {uses.shape} and dtype {uses.dtype}, "
-            f"expected a whole number for each of its {keys.size} keys"
+            f"{expected}"
         )
     numbers: NDArray[np.uint16] = (np.clip(uses.reshape(-1), -1, _LAST_USE) + 1).astype(np.uint16)
     return numbers

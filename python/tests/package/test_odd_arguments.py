@@ -22,7 +22,7 @@ import embedrock
 from embedrock import _core, follow, initializers, nn, optim, optimizers, weights
 from embedrock.ahead.permits import Permit, Permits
 from embedrock.ahead.prefetch import Prefetch
-from embedrock.ahead.window import Window
+from embedrock.ahead.window import BatchSchedule, Window
 from embedrock.errors import EmbedrockError
 from embedrock.observe.recording import Recording
 from embedrock.remote import RemoteStore, RemoteTable
@@ -216,6 +216,10 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
     ),
     "SharedNegatives": (lambda w: embedrock.SharedNegatives, lambda w: {"count": 3}),
     "Window.announce": (lambda w: w.store.window.announce, lambda w: {"batch": {w.table: KEYS}}),
+    "BatchSchedule": (
+        lambda w: BatchSchedule,
+        lambda w: {"stretch": 0, "stretch_batches": 1, "furthest": 1, "next_use": {}},
+    ),
     "Window.begin": (lambda w: w.store.window.begin, lambda w: {"number": 1}),
     "Window.finish": (lambda w: w.store.window.finish, lambda w: {"number": 1}),
     "Permits.acquire": (lambda w: w.store.permits().acquire, lambda w: {"batch": {w.table: KEYS}}),

@@ -84,5 +84,10 @@ def test_a_schedule_that_does_not_fit_its_batch_is_named(tmp_path: Path) -> None
             announce(furthest=2**32)
         with pytest.raises(MisuseError, match=r"next_use is a list, expected \{table: stretches"):
             announce(next_use=[0, 1])
+        for odd in ([[1], [2, 3]], "ab", [0.5, 1.0], None, [2**70, 1], ["a", "b"], [True, False]):
+            with pytest.raises(MisuseError, match="next_use"):
+                announce(next_use={"t": odd})
+        with pytest.raises(MisuseError, match="schedule is a dict, expected"):
+            store.window.announce({"t": [1, 2]}, schedule={})  # type: ignore[arg-type]
         assert announce() == 1
         assert announce(next_use={"t": [100_000, -7]}) == 2
