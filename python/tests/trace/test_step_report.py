@@ -96,6 +96,7 @@ def test_hit_rates_are_exact_while_all_keys_are_kept(store: embedrock.Store) -> 
     assert sum(row["optimal_rows_loaded"] for row in rows) == total["optimal_rows_loaded"]
 
 
+@pytest.mark.alone
 def test_with_look_ahead_window_and_hit_rate_against_its_optimum_are_seen(
     store: embedrock.Store,
 ) -> None:
