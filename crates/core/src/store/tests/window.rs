@@ -314,8 +314,9 @@ fn batches_that_are_announced_give_what_a_plain_map_holds() {
             assert!(stats.memory.total() <= stats.budget_bytes, "{:?}", stats.memory);
             assert!(window.memory_bytes <= window.most_bytes);
             // Callers do not wait for threads that other programs leave no core. How many rows are
-            // read ahead is theirs to say: here it only must happen.
-            if bytes == tight() && window.starved == 0 {
+            // read ahead is theirs to say: here it only must happen, where they have come to look
+            // at half of what was announced.
+            if bytes == tight() && window.starved == 0 && 2 * window.distinct > window.keys {
                 assert!(window.rows_loaded > 100, "{window:?}");
                 let (groups, batches) = (window.groups, window.group_batches);
                 // Groups are a third of what is announced: of three batches one at a time, each
