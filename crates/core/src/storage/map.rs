@@ -374,7 +374,7 @@ impl StorageJournal for MapStorage {
         let began = std::mem::replace(&mut self.epoch_began, self.position);
         Ok(Cut {
             unsynced: None,
-            began,
+            began: Some(began),
             position: self.position,
             index_bytes: self.bytes_of(self.rows()),
             record: wants_record.then(String::new),

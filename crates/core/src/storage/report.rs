@@ -106,8 +106,9 @@ impl StorageMemory {
 pub(crate) struct Cut {
     /// The file that has to be synced for all of it to be durable.
     pub unsynced: Option<Arc<dyn File>>,
-    /// The layout's position when the commit before was cut: its own number.
-    pub began: u64,
+    /// The layout's position when the commit before was cut, its own number, or one before it;
+    /// `None` where there is none that a reader may count from.
+    pub began: Option<u64>,
     /// Its current position.
     pub position: u64,
     /// Bytes of indexes and `record`: what a new journal file holds of this layout.

@@ -45,7 +45,7 @@ pub(super) struct Commit {
     pub(super) number: u64,
     /// Its file, and how many records of that end with it.
     pub(super) place: (usize, usize),
-    pub(super) began: u64,
+    pub(super) began: Option<u64>,
     pub(super) position: u64,
     pub(super) rows: Rows,
     pub(super) tables: Vec<TableOfLife>,
@@ -55,7 +55,7 @@ pub(super) enum Record {
     Table(TableOfLife),
     Changes(Vec<u8>),
     Piece(u16, u32, Vec<u8>),
-    Commit { number: u64, began: u64 },
+    Commit { number: u64, began: Option<u64> },
 }
 
 /// A file of the journal.
@@ -193,7 +193,7 @@ impl Journal {
                             .changes(bytes, hear.map(|h| &mut **h as &mut dyn FnMut(u16, u64)))?;
                     }
                     Record::Commit { number, began } => {
-                        recovery.commit(*number, Some(*began));
+                        recovery.commit(*number, *began);
                         if *number == to.number {
                             return Ok(());
                         }

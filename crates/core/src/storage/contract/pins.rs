@@ -48,7 +48,7 @@ impl Life {
         for (table, piece, bytes) in &pin.pieces {
             recovery.piece(*table, *piece, bytes).unwrap();
         }
-        recovery.commit(number, Some(pin.commit.began));
+        recovery.commit(number, pin.commit.began);
         self.reader_of(recovery, &pin.commit)
     }
 
@@ -148,7 +148,7 @@ fn a_life_goes_on_from_a_pinned_commit() {
             for (table, piece, bytes) in &pin.pieces {
                 recovery.piece(*table, *piece, bytes).unwrap();
             }
-            recovery.commit(pin.commit.number, Some(pin.commit.began));
+            recovery.commit(pin.commit.number, pin.commit.began);
             recovery
         };
         let mut storage = recovery.finish(&at, life.file.clone(), &life.medium()).unwrap();

@@ -21,7 +21,7 @@ impl StorageChanges for ClassLog {
                 Decoded::One(Delta::Delete { table, key, .. }) => {
                     each(RowChange::Removed { table, key });
                 }
-                Decoded::One(_) | Decoded::Sealed(_) => {}
+                Decoded::One(_) => {}
                 Decoded::Dense { table, first, rows } => {
                     for (row, slot) in rows.iter().zip(first..) {
                         each(RowChange::Written { table, key: u64::from(id_of(row)), slot });

@@ -1,7 +1,6 @@
 //! The end of an epoch: what was written belongs to a commit, and what comes later to the next.
 
 use super::demand::JOURNAL_BYTES_PER_ROW;
-use super::writer::OpenSegments;
 use super::{ClassLog, fillings};
 use crate::error::Result;
 use crate::storage::{Cut, StorageJournal};
@@ -9,10 +8,8 @@ use std::sync::Arc;
 
 impl StorageJournal for ClassLog {
     fn cut(&mut self, wants_record: bool) -> Result<Cut> {
-        let began = self.epoch_began;
+        let began = self.began_for_readers();
         let open = self.writer.finish(&mut self.segments)?;
-        // The epoch that begins counts from the newest of them.
-        self.writer.take_partial();
         let written = self.written();
         let unsynced = (self.pages_synced != written.pages).then(|| Arc::clone(self.file()));
         self.pages_synced = written.pages;
@@ -44,7 +41,7 @@ impl StorageJournal for ClassLog {
     }
 
     fn write_out(&mut self) -> Result<()> {
-        self.seal_pages().map(drop)
+        self.writer.finish(&mut self.segments).map(drop)
     }
 
     fn journal_bytes_for(&self, rows: u64) -> u64 {
@@ -65,11 +62,13 @@ impl StorageJournal for ClassLog {
 }
 
 impl ClassLog {
-    /// Gives everything to the device in the middle of an epoch, and says in the deltas how many
-    /// pages were not full. Returns where the segments being filled go on.
-    pub(super) fn seal_pages(&mut self) -> Result<OpenSegments> {
-        let open = self.writer.finish(&mut self.segments)?;
-        self.deltas.push_sealed(self.writer.take_partial());
-        Ok(open)
+    /// Where readers of the journal count the pages of the epoch from. They take it that of the
+    /// pages that were begun all but two are sealed, which is so with the streams alone: it is as
+    /// many pages earlier as there were append points for stretches. None in the first epoch of a
+    /// log, if that has fewer pages before it.
+    fn began_for_readers(&mut self) -> Option<u64> {
+        let open = self.stretches_open();
+        let most = std::mem::replace(&mut self.stretches_most, open);
+        self.epoch_began.checked_sub(most)
     }
 }

@@ -12,7 +12,6 @@ const DELETE: u8 = 2;
 const REFRESH: u8 = 3;
 const SPLIT: u8 = 4;
 const MERGE: u8 = 5;
-const SEALED: u8 = 6;
 
 /// One change of one table's index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,16 +111,6 @@ impl DeltaWriter {
         }
     }
 
-    /// So many pages were sealed before they were full.
-    pub(super) fn push_sealed(&mut self, pages: u64) {
-        let mut left = pages;
-        while left > 0 {
-            let count = left.min(u64::from(u16::MAX)) as u16;
-            self.head(SEALED, count);
-            left -= u64::from(count);
-        }
-    }
-
     fn extend_run(&mut self, slot: u32) {
         if let Some((at, next)) = self.run {
             let count = u16::from_le_bytes([self.bytes[at], self.bytes[at + 1]]);
@@ -138,10 +127,10 @@ impl DeltaWriter {
         self.run = Some((at, slot + 1));
     }
 
-    fn head(&mut self, kind: u8, number: u16) {
+    fn head(&mut self, kind: u8, table: u16) {
         self.run = None;
         self.bytes.push(kind);
-        self.bytes.extend_from_slice(&number.to_le_bytes());
+        self.bytes.extend_from_slice(&table.to_le_bytes());
     }
 
     fn key(&mut self, key: u64, old: u32, sparse: bool) {
@@ -177,8 +166,6 @@ pub(super) enum Decoded<'a> {
         /// The rows, at least one.
         rows: &'a [DenseRow],
     },
-    /// So many pages were sealed before they were full.
-    Sealed(u16),
 }
 
 /// Decodes what [`DeltaWriter`] wrote. `sparse(table)` tells a growing table from a dense one,
@@ -228,8 +215,7 @@ pub(super) fn decode<'a>(
                     each(Decoded::One(Delta::Refresh { table, key, slot }))?;
                 }
             }
-            SEALED => each(Decoded::Sealed(u16::from_le_bytes(take(&mut bytes)?)))?,
-            kind => bail!(Corrupt, "a delta has kind {kind}, expected 1 to 6"),
+            kind => bail!(Corrupt, "a delta has kind {kind}, expected 1 to 5"),
         }
     }
     Ok(())
@@ -311,11 +297,9 @@ mod tests {
                 .unwrap(),
             );
         }
-        writer.push_sealed(0);
-        writer.push_sealed(70_000);
         let mut bytes = Vec::new();
         writer.drain(&mut bytes);
-        let (mut seen, mut sealed) = (Vec::new(), 0);
+        let mut seen = Vec::new();
         decode(&bytes, &is_sparse, &mut |decoded| {
             match decoded {
                 Decoded::One(delta) => seen.push(delta),
@@ -327,13 +311,11 @@ mod tests {
                         slot,
                     }));
                 }
-                Decoded::Sealed(pages) => sealed += u64::from(pages),
             }
             Ok(())
         })
         .unwrap();
         assert_eq!(seen, deltas);
-        assert_eq!(sealed, 70_000);
     }
 
     #[test]
@@ -343,7 +325,7 @@ mod tests {
             let bytes: Vec<u8> = (0..round % 40)
                 .map(|_| {
                     state = crate::hash::mix(state.wrapping_add(round), 3);
-                    if state.is_multiple_of(3) { (state % 7) as u8 } else { (state >> 8) as u8 }
+                    if state.is_multiple_of(3) { (state % 5) as u8 } else { (state >> 8) as u8 }
                 })
                 .collect();
             let _ = decode(&bytes, &is_sparse, &mut |_| Ok(()));

@@ -162,7 +162,7 @@ impl StorageBudget for ClassLog {
         let chunk_bytes = share.chunk_bytes.min(self.segment_bytes as usize).max(page_bytes);
         let queue = medium.queue(share.chunks, Buffers::equal(share.chunks, chunk_bytes))?;
         self.close_stretches()?;
-        let open = self.seal_pages()?;
+        let open = self.writer.finish(&mut self.segments)?;
         self.pages_before += self.writer.pages_written();
         // Finishing may have sealed one more page.
         let sequence = self.writer.sequence();

@@ -1,15 +1,15 @@
 //! The beginnings of the fillings of segments, from the journal.
 //!
 //! The deltas of the index name every slot in the order in which rows were appended, and a page is
-//! sealed as soon as its last slot is taken. So a replay counts the pages that were full before the
-//! first slot of a segment was taken, and with the sequence at which the epoch began it knows what
-//! the pages of that filling have at least. Pages that are sealed before they are full, other than
-//! by a commit, the deltas name.
+//! sealed as soon as its last slot is taken, or before another one is begun in its stream. So a
+//! replay counts the pages that were sealed before the first slot of a segment was taken, and with
+//! the sequence at which the epoch began it knows what the pages of that filling have at least.
 //! Only what a journal file does not go back to has to be written down: the begin of each filling
 //! when the file was begun.
 //!
 //! Format: `docs/formats/journal.md`, "fillings".
 
+use super::Stream;
 use super::segments::SegmentId;
 use crate::error::{Result, bail};
 use std::collections::BTreeMap;
@@ -21,6 +21,9 @@ const BITS: u32 = 5;
 const MORE: u64 = 1 << BITS;
 /// What is longer is left out: of the segments behind nothing is known then.
 const BYTES_MAX: usize = 32 << 20;
+/// Pages that are open when a stream begins one: of all that were begun before, these alone may not
+/// be sealed yet.
+const OTHER_STREAMS: u64 = Stream::COUNT as u64 - 1;
 
 /// Writes the least sequence that each segment's first page can have, 0 where nobody knows: what
 /// each one differs from the one before, least digits first.
@@ -98,9 +101,10 @@ pub(super) struct Fillings {
     rows_per_segment: u64,
     /// By segment, the least sequence that the first page of its filling can have.
     firsts: BTreeMap<SegmentId, u64>,
-    /// Pages that were sealed in this epoch.
-    sealed_pages: u64,
-    /// Segments whose filling began in this epoch, and how many pages were sealed before.
+    /// Pages filled to their last slot in this epoch, and pages of which a first slot was taken.
+    full_pages: u64,
+    begun_pages: u64,
+    /// Segments whose filling began in this epoch, and how many pages at least were sealed before.
     begun: Vec<(SegmentId, u64)>,
 }
 
@@ -137,20 +141,19 @@ impl Fillings {
         // Most runs lie within a page.
         if full > 0 || start == page * self.rows_per_page {
             self.note_fillings(start, end);
-            self.sealed_pages += full;
+            self.full_pages += full;
+            let begun = end.div_ceil(self.rows_per_page) - start.div_ceil(self.rows_per_page);
+            self.begun_pages += begun;
         }
-    }
-
-    /// So many pages were sealed that are not full.
-    pub(super) fn sealed(&mut self, pages: u16) {
-        self.sealed_pages += u64::from(pages);
     }
 
     fn note_fillings(&mut self, start: u64, end: u64) {
         let mut note = |segment: u64, slot: u64| {
             if (start..end).contains(&slot) {
                 let page = slot / self.rows_per_page;
-                let sealed = self.sealed_pages + page - start / self.rows_per_page;
+                let full = self.full_pages + page - start / self.rows_per_page;
+                let begun = self.begun_pages + page - start.div_ceil(self.rows_per_page);
+                let sealed = full.max(begun.saturating_sub(OTHER_STREAMS));
                 self.begun.push((segment as SegmentId, sealed));
             }
         };
@@ -168,7 +171,7 @@ impl Fillings {
                 self.firsts.insert(segment, began + before + 1);
             }
         }
-        self.sealed_pages = 0;
+        (self.full_pages, self.begun_pages) = (0, 0);
     }
 
     /// By segment, the least sequence that the first page of its filling can have.
@@ -240,13 +243,11 @@ mod tests {
             let firsts: Vec<(u32, u64)> = fillings.firsts().clone().into_iter().collect();
             assert_eq!(firsts, [(0, 1014), (1, 110), (2, 108)]);
             // Pages that a new plan has sealed with a row in each.
-            for page in 48..56 {
-                fillings.appended(4 * page..4 * page + 1);
-                fillings.sealed(1);
-            }
-            fillings.appended(4 * 24..4 * 24 + 1);
+            let mut append = |page: u64| fillings.appended(4 * page..4 * page + 1);
+            (48..56).for_each(&mut append);
+            append(24);
             fillings.commit(Some(2000));
-            assert_eq!(fillings.firsts()[&3], 2000 + 8 + 1);
+            assert_eq!(fillings.firsts()[&3], 2000 + 8 - 2 + 1);
             fillings.appended(32..40);
             fillings.commit(None);
             assert_eq!(fillings.firsts()[&1], 110);

@@ -257,6 +257,8 @@ pub(crate) struct ClassLog {
     pages_synced: u64,
     /// Sequence of the newest page when the epoch began.
     epoch_began: u64,
+    /// The most append points of stretches that there were at a time in the epoch.
+    stretches_most: u64,
 }
 
 impl StorageFreeze for ClassLog {}
@@ -297,6 +299,7 @@ impl ClassLog {
             pages_before: 0,
             pages_synced: 0,
             epoch_began,
+            stretches_most: 0,
         }
     }
 

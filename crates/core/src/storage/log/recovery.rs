@@ -144,10 +144,6 @@ impl StorageRecovery for LogRecovery {
                 }
                 block.drain(..).try_for_each(|delta| self.delta(delta, &mut changed))
             }
-            Decoded::Sealed(pages) => {
-                self.fillings.sealed(pages);
-                Ok(())
-            }
             Decoded::Dense { table, first, rows } => {
                 self.fillings.appended(u64::from(first)..u64::from(first) + rows.len() as u64);
                 block.drain(..).try_for_each(|delta| self.delta(delta, &mut changed))?;

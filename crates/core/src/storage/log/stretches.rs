@@ -7,6 +7,9 @@ use crate::storage::StorageStretches;
 
 /// The most append points, and the fewest with which stretches are told apart at all.
 const POINTS: (u64, u64) = (4, 256);
+/// A segment has so many more pages than there are points: a reader of the journal may take a
+/// filling to have begun as many pages earlier, which must not reach the filling before it.
+const PAGES_BESIDE_POINTS: u64 = 4;
 /// The part of a log's room that segments being filled for stretches may take: each is half empty
 /// in the middle.
 const ROOM_PER_POINTS: u64 = 4;
@@ -18,7 +21,11 @@ impl StorageStretches for ClassLog {
         let one = StretchPoints { count: 1, width: 1 }.bytes(self.layout().page_bytes);
         let rows: u64 = self.indexes().map(|(_, index)| index.ids_or_rows()).sum();
         let room = (rows / self.rows_per_segment() * self.segment_bytes).min(disk);
-        let most = (memory / one).min(room / ROOM_PER_POINTS / self.segment_bytes).min(POINTS.1);
+        let pages = self.segment_bytes / self.layout().page_bytes as u64;
+        let most = (memory / one)
+            .min(room / ROOM_PER_POINTS / self.segment_bytes)
+            .min(pages - PAGES_BESIDE_POINTS)
+            .min(POINTS.1);
         if most < POINTS.0 {
             return None;
         }
@@ -34,12 +41,13 @@ impl StorageStretches for ClassLog {
         }
         self.close_stretches()?;
         self.writer.open_stretches(points);
+        self.stretches_most = self.stretches_most.max(self.stretches_open());
         Ok(())
     }
 
     fn close_stretches(&mut self) -> Result<()> {
         if self.writer.stretch_points().is_some() {
-            self.seal_pages()?;
+            self.writer.finish(&mut self.segments)?;
             self.writer.close_stretches(&mut self.segments);
         }
         Ok(())
@@ -47,5 +55,12 @@ impl StorageStretches for ClassLog {
 
     fn stretch_bytes(&self) -> u64 {
         self.writer.staging_bytes()
+    }
+}
+
+impl ClassLog {
+    /// Append points of stretches that there are now.
+    pub(super) fn stretches_open(&self) -> u64 {
+        self.writer.stretch_points().map_or(0, |points| points.count.into())
     }
 }

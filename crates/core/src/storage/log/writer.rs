@@ -80,8 +80,6 @@ pub(crate) struct Writer {
     pages_written: u64,
     /// Slots of sealed pages that no row took, until somebody asks.
     unfilled: u64,
-    /// Pages that were sealed before they were full, until somebody asks.
-    partial: u64,
 }
 
 impl Writer {
@@ -108,7 +106,6 @@ impl Writer {
             sequence,
             pages_written: 0,
             unfilled: 0,
-            partial: 0,
         }
     }
 
@@ -344,7 +341,6 @@ impl Writer {
         let Some(chunk) = &mut self.points[point].open else { return };
         self.sequence += 1;
         self.unfilled += (self.layout.rows_per_page - chunk.rows) as u64;
-        self.partial += u64::from(chunk.rows < self.layout.rows_per_page);
         let bytes = match (chunk.buffer, &mut self.staging) {
             (Some(buffer), _) => {
                 let at = chunk.pages as usize * self.layout.page_bytes;
@@ -535,11 +531,6 @@ impl Writer {
         std::mem::take(&mut self.unfilled)
     }
 
-    /// Pages sealed since the last call that were not full.
-    pub(super) fn take_partial(&mut self) -> u64 {
-        std::mem::take(&mut self.partial)
-    }
-
     /// Pages of one chunk.
     pub(crate) fn chunk_pages(&self) -> u32 {
         self.chunk_pages
@@ -631,7 +622,6 @@ mod tests {
         assert_eq!(writer.layout.entry(page, (begun % per_page as u32) as usize), (0, 99));
         assert_eq!(writer.rows_in(begun / per_page as u32, page), 1);
         writer.finish(&mut segments).unwrap();
-        assert_eq!(writer.take_partial(), 1);
         writer.close_stretches(&mut segments);
         assert!(writer.page(begun / per_page as u32).is_none(), "it is on the device");
         assert_eq!(writer.points(), Stream::COUNT);

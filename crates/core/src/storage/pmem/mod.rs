@@ -332,7 +332,7 @@ impl StorageJournal for Pmem {
         self.regions().try_for_each(|region| region.note_commit(self.commit))?;
         Ok(Cut {
             unsynced: None,
-            began,
+            began: Some(began),
             position: self.position,
             index_bytes: 0,
             record: wants_record.then(String::new),

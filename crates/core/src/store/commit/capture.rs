@@ -324,7 +324,7 @@ impl Inner {
         self.write_index_pieces(engine, class, log, &mut history)?;
         let commit = history.in_flight.as_mut().expect("a class is captured by a commit");
         commit.files.extend(unsynced);
-        let (id, began) = (class.record.id, Some(began));
+        let id = class.record.id;
         commit.classes.push(ClassCounters { id, sequence: position, began });
         commit.index_bytes += index_bytes;
         commit.fillings.extend(record.map(|record| (id, record)));

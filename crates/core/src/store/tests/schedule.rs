@@ -11,7 +11,7 @@ const BUDGET: u64 = 900 << 10;
 const EPOCHS: u64 = 3;
 /// Batches of an epoch, of a stretch, and announced ahead.
 const BATCHES: u64 = 96;
-const STRETCH: u64 = 8;
+const STRETCH: u64 = 12;
 const DEPTH: usize = 40;
 const LONG: Duration = Duration::from_secs(60);
 
@@ -153,7 +153,7 @@ impl Training {
 }
 
 fn within(bytes: u64) -> StoreOptions {
-    let (page_bytes, segment_bytes) = (Some(1024), Some(16 << 10));
+    let (page_bytes, segment_bytes) = (Some(1024), Some(32 << 10));
     StoreOptions { page_bytes, segment_bytes, ..options(bytes) }
 }
 

@@ -100,14 +100,14 @@ impl Store {
         let parts = Vec::with_capacity(batch.len());
         let mut announced = Announced { number: 0, parts, scheduled };
         for part in to_read {
+            let said = if scheduled.is_some() { part.next } else { &[] };
             match announced.parts.iter_mut().find(|(table, ..)| *table == part.table) {
                 Some((_, keys, next)) => {
                     keys.extend_from_slice(part.keys);
-                    next.extend_from_slice(part.next);
+                    next.extend_from_slice(said);
                 }
                 None => {
-                    let (keys, next) = (part.keys.to_vec(), part.next.to_vec());
-                    announced.parts.push((part.table, keys, next));
+                    announced.parts.push((part.table, part.keys.to_vec(), said.to_vec()));
                 }
             }
         }

@@ -6,7 +6,7 @@ use super::super::{Engine, Guarded, Inner};
 use super::group::Group;
 use super::ranges::Holding;
 use super::reader::{PORTION_ROWS, scratch_bytes};
-use super::schedule::{Schedule, close_points};
+use super::schedule::{Schedule, close_points, points_held};
 use super::slices::{Pace, Room, SLICE_ROWS};
 use super::tasks::{Task, Who};
 use super::uses::{Foreseen, Next, Uses};
@@ -479,13 +479,15 @@ impl Plan {
         }
         let caches = engine.classes.iter().map(|class| class.cache().next_use_bytes()).sum::<u64>();
         let readers = engine.classes.iter().map(|class| class.held_ahead_bytes()).sum::<u64>();
-        let bytes = self.uses_bytes() + self.ranges_bytes() + caches + readers;
+        let points = points_held(engine);
+        let bytes = self.uses_bytes() + self.ranges_bytes() + caches + readers + points;
         engine.window_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Gives all memory of the window back, and to the caches what it had of them.
     fn release(&mut self, inner: &Inner, engine: &Engine) {
         self.uses = Vec::new();
+        self.schedule.end();
         (self.keys, self.numbers, self.next, self.distinct) = Default::default();
         (self.fixed_bytes, self.holds, self.resting) = (0, false, 0);
         for class in &engine.classes {

@@ -95,6 +95,11 @@ impl Schedule {
         self.set_aside
     }
 
+    /// All that was announced is over.
+    pub(super) fn end(&mut self) {
+        self.begins.clear();
+    }
+
     /// Forgets all that is announced: what comes may have another schedule.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
@@ -157,6 +162,11 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// Bytes of the append points that classes have.
+pub(super) fn points_held(engine: &Engine) -> u64 {
+    engine.classes.iter().map(|class| class.log.lock().stretch_bytes()).sum()
 }
 
 /// Takes the append points of a class back.

@@ -349,7 +349,7 @@ fn what_was_dropped_is_gone_after_recovery_and_indexes_are_packed_again() {
     recovery.table(&facts_of(DENSE, None)).unwrap();
     recovery.table(&facts_of(GROWING, Some(top.partitions))).unwrap();
     recovery.changes(&changes, None).unwrap();
-    recovery.commit(1, Some(cut.began));
+    recovery.commit(1, cut.began);
     let at =
         OpenAt { commit: 1, position: cut.position, is_newest: true, write_after: Some(1 << 40) };
     let log = recovery.finish_log(&at, top.file.clone(), &top.medium).unwrap();
