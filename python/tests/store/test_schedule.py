@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from embedrock.errors import MisuseError
 
 
 @pytest.mark.alone
-def test_a_schedule_changes_no_bit_and_is_right_about_what_comes(tmp_path: Path) -> None:
+def test_a_schedule_changes_no_bit_and_fewer_pages_are_read(tmp_path: Path) -> None:
     rows, stretch, epochs, batches = 60_000, 8, 3, 64
     random = np.random.default_rng(3)
     samples = random.integers(0, rows, (batches * 60, 5))
@@ -33,6 +34,7 @@ def test_a_schedule_changes_no_bit_and_is_right_about_what_comes(tmp_path: Path)
         with embedrock.open(path, "2MiB", page_bytes=4096, segment_bytes=65536) as store:
             table = store.table("t", 32, num_embeddings=rows, optimizer="sgd")
             numbers: list[int] = []
+            announced = 0
             for at, keys in enumerate(steps):
                 while len(numbers) < min(len(steps), at + 24):
                     place = BatchSchedule(
@@ -47,6 +49,11 @@ def test_a_schedule_changes_no_bit_and_is_right_about_what_comes(tmp_path: Path)
                         break
                     if number is not None:
                         numbers.append(number)
+                        announced += len(steps[len(numbers) - 1])
+                until = time.monotonic() + 60
+                while store.window.stats()["distinct"] < announced:
+                    assert time.monotonic() < until, store.window.stats()
+                    time.sleep(0.001)  # until the window has looked at all that is announced
                 store.window.begin(numbers[at])
                 values = table.get(keys)
                 table.update(keys, values / 8 + 0.01, lr=0.1)
@@ -58,10 +65,8 @@ def test_a_schedule_changes_no_bit_and_is_right_about_what_comes(tmp_path: Path)
     plain, pages, _ = train(tmp_path / "plain", scheduled=False)
     digest, fewer, window = train(tmp_path / "scheduled", scheduled=True)
     assert digest == plain
-    # How many pages that saves is counted by the engine's tests, where no thread lacks a core.
-    assert window["schedule_wrong"] == 0, window
-    assert window["schedule_right"] > 0 or window["starved"], window
-    assert pages > 1000 and fewer > 0
+    assert window["schedule_right"] > 1000 and window["schedule_wrong"] == 0, window
+    assert pages > 1000 and fewer < pages / 2, (fewer, pages, window)
 
 
 def test_a_schedule_that_does_not_fit_its_batch_is_named(tmp_path: Path) -> None:
