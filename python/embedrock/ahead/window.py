@@ -39,7 +39,7 @@ class BatchSchedule:
     """The place of a batch in the schedule of a training, and the next uses of its rows.
 
     A training is divided into *stretches* of some batches each, so that the rows of a stretch fit
-    into a fourth of the cache. Source: time-forward processing of external-memory algorithms, for
+    into an eighth of the cache. Source: time-forward processing of external-memory algorithms, for
     the order of training that RecDB (section 3.2.1) takes as known.
 
     >>> steps = [[1, 2, 3], [2, 3, 4], [1, 4, 5]]  # in stretches of one batch
