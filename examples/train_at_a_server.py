@@ -41,8 +41,9 @@ with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         trainer.start()
     for trainer in trainers:
         trainer.join()
+    print(f"the first batch: loss {max(found[0] for found in losses):.2f}")
     for seed, found in enumerate(losses):
-        print(f"trainer {seed}: loss {found[0]:.2f} to {found[-1]:.4f}")
+        print(f"trainer {seed}, its last batch: loss {found[-1]:.4f}")
     with embedrock.connect(url) as store:
         print("committed at step", store.commit(step=STEPS))
     server.terminate()

@@ -161,7 +161,10 @@ SAYS = {
     "train_on_a_graph": (
         r"accuracy 0\.9\d of nodes that were not trained\ntables features\.x, nodes\n"
     ),
-    "train_at_a_server": (r"(trainer \d: loss 0\.[56]\d to 0\.00\d\d\n){2}committed at step 150\n"),
+    "train_at_a_server": (
+        r"the first batch: loss 0\.[56]\d\n(trainer \d, its last batch: loss 0\.00\d\d\n){2}"
+        r"committed at step 150\n"
+    ),
     "when_something_breaks": (
         r"BudgetError: .* give at least memory=.+\n"
         r"LockedError: .*broken\.store is open in this process .*\n"
