@@ -123,7 +123,7 @@ impl State {
     fn is_turn(&mut self) -> bool {
         let turns = self.turns.map_or(0, |turns| turns + 1);
         self.turns = Some(turns);
-        turns % 2 == 0
+        turns.is_multiple_of(2)
     }
 
     /// Whether upkeep has taken less than its share of the time.
