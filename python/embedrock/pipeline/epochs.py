@@ -17,6 +17,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ class EpochSchedules:
             for name in ("batch_sampler", "dataset", "collate_fn")
         )
         if self._is_sampled:
-            is_known = hasattr(loader.batch_sampler, "__len__")  # type: ignore[attr-defined]
+            is_known = _ends(loader.batch_sampler)  # type: ignore[attr-defined]
         else:
             is_known = not hasattr(loader, "dataset") and not hasattr(loader, "__next__")
         if not is_known:
@@ -125,7 +126,7 @@ class EpochSchedules:
     ) -> Schedule:
         """A schedule in a file without a name."""
         batches = iter(batches)
-        first = [batch for batch, _ in zip(batches, range(_LOOKED_AT), strict=False)]
+        first = list(islice(batches, _LOOKED_AT))
         with tempfile.TemporaryDirectory(prefix=".schedule-", dir=self._folder) as folder:
             maker = Maker(Path(folder, "schedule"), self._stretch_batches(first))
             for batch in (*first, *batches):
@@ -228,6 +229,14 @@ def orders(loader: Any) -> tuple[Order, Order | None]:
     elif not getattr(loader, "persistent_workers", False):
         _draw_base_seed(loader, sampler)
     return this, _indices(sampler)
+
+
+def _ends(sampler: Any) -> bool:
+    """Whether it has a length: that of a dataset that is a stream has none, and no end."""
+    try:
+        return len(sampler) >= 0
+    except Exception:  # of the sampler's own, too
+        return False
 
 
 def _draw_base_seed(loader: Any, sampler: Any) -> None:

@@ -100,7 +100,7 @@ class FeedCounts:
     set_aside: int = 0
     """Batches that were not announced, because that was measured to be no faster, or to see."""
     scheduled: int = 0
-    """Batches that were announced with their place in a schedule."""
+    """Batches that are those of the schedule; counted when they are handed out."""
 
 
 @dataclass
@@ -128,7 +128,9 @@ class Drawn:
     announcement: list[dict[Table | str, FlatKeys]] = field(default_factory=list)
     """The announcement for the window of each store, until all of them have it."""
     scheduled: BatchSchedule | None = None
-    """What the schedule of the pass says of it."""
+    """What the schedule of the pass says of it, until all windows know."""
+    in_schedule: bool = False
+    """Whether the schedule has it."""
 
 
 class Feed:
@@ -247,6 +249,7 @@ class Feed:
         _check_unchanged(drawn)
         self.counts.handed_out += 1
         self.counts.announced += bool(drawn.numbers)
+        self.counts.scheduled += drawn.in_schedule
         self.position = drawn.position
         return drawn.batch
 
@@ -452,6 +455,7 @@ class Feed:
             drawn.announcement = self._announcement(self.keys_of(drawn))
             if self._schedule is not None:
                 drawn.scheduled = self._schedule.of(drawn.place, drawn.parts)
+                drawn.in_schedule = drawn.scheduled is not None
         except Exception as error:
             drawn.error = error
             self._ended = True
@@ -495,7 +499,6 @@ class Feed:
                     return False
                 drawn.numbers[place] = number
                 drawn.returns = self._returns
-        self.counts.scheduled += drawn.scheduled is not None
         drawn.announcement, drawn.scheduled = [], None
         return True
 

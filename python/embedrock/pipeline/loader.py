@@ -173,7 +173,7 @@ class LookaheadLoader(Generic[B]):
         them, look-ahead does nothing, and more memory or smaller batches would help. Of those that
         were not announced, ``resident`` are those of steps that hardly waited for rows, and
         ``set_aside`` those for which it was measured to be no faster, or that were there to see.
-        ``scheduled`` were announced with their place in a schedule.
+        ``scheduled`` are those that the schedule has.
         What else the window did is in ``Store.window.stats()``.
         """
         if self._feed is not None:

@@ -16,6 +16,7 @@ from embedrock import _core
 from embedrock._arguments import choice, function, iterable, named_path, shown, whole
 from embedrock._arrays import as_keys
 from embedrock.ahead import Schedule
+from embedrock.ahead.schedule import name_of
 from embedrock.errors import MisuseError
 from embedrock.pipeline.keys import FlatKeys, KeyFinder, KeysOf, for_model, stores_here
 from embedrock.store import Store
@@ -88,6 +89,7 @@ def schedule(
     if stretch_batches > _STRETCH_BATCHES_MAX:
         raise MisuseError(f"stretch_batches is {stretch_batches}, expected less than 2**32")
     progress = function("progress", progress, "uses that are done, and all of them")
+    repeats = isinstance(behind, str)
     if isinstance(behind, str):
         choice("behind", behind, ["repeat"])
     keys = _keys_of(model, keys_of)
@@ -98,10 +100,10 @@ def schedule(
         for batch in iterable(batches):
             maker.add(keys(batch))
     count = maker.batches
-    if behind is not None and behind != "repeat":
+    if behind is not None and not repeats:
         for batch in _batches(behind):
             maker.add(keys(batch))
-    return maker.finish(count, repeats=behind == "repeat", progress=progress)
+    return maker.finish(count, repeats=repeats, progress=progress)
 
 
 class Maker:
@@ -180,14 +182,7 @@ def _named(batch: Any) -> Batch:
             f"a batch is {shown(batch)}, expected {{table name: keys}}; pass model= where batches "
             f"are those of a model"
         )
-    return {_name(table): as_keys(keys, "keys of a batch").flat for table, keys in batch.items()}
-
-
-def _name(table: Any) -> str:
-    name = table if isinstance(table, str) else getattr(table, "name", None)
-    if not isinstance(name, str):
-        raise MisuseError(f"a batch names {shown(table)}, expected a table or its name")
-    return name
+    return {name_of(table): as_keys(keys, "keys of a batch").flat for table, keys in batch.items()}
 
 
 def _batches(behind: Any) -> Iterator[Any]:
