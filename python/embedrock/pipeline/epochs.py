@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,9 @@ from embedrock.errors import MisuseError
 from embedrock.pipeline.keys import FlatKeys, KeyFinder
 from embedrock.pipeline.schedule import Batch, Maker
 from embedrock.pipeline.scheduled import PassSchedule
+from embedrock.store import Store
 
-__all__ = ["EpochSchedules"]
+__all__ = ["EpochSchedules", "cache_rows_of", "temporary_schedule"]
 
 Order = list[npt.NDArray[np.int64]]
 """The indices of the samples of each batch."""
@@ -55,20 +56,14 @@ class EpochSchedules:
     """
 
     def __init__(
-        self,
-        loader: Iterable[Any],
-        finder: KeyFinder,
-        folder: Path,
-        *,
-        cache_rows: int,
-        depth: int,
+        self, loader: Iterable[Any], finder: KeyFinder, stores: Sequence[Store], depth: int
     ) -> None:
-        """Looks at nothing yet. ``cache_rows`` fit into the caches of the stores; ``depth`` batches
-        are announced ahead."""
+        """Looks at nothing yet. ``depth`` batches are announced ahead; temporary files are beside
+        the first of the stores."""
         self._loader = loader
         self._finder = finder
-        self._folder = folder
-        self._cache_rows = cache_rows
+        self._folder = stores[0].path.parent
+        self._cache_rows = cache_rows_of(stores)
         self._depth = depth
         self._stretch = 0
         self._made: tuple[Order | None, Schedule] | None = None
@@ -124,24 +119,52 @@ class EpochSchedules:
     def _schedule(
         self, batches: Iterable[Batch], behind: Iterable[Batch] | None, *, repeats: bool = True
     ) -> Schedule:
-        """A schedule in a file without a name."""
-        batches = iter(batches)
-        first = list(islice(batches, _LOOKED_AT))
-        with tempfile.TemporaryDirectory(prefix=".schedule-", dir=self._folder) as folder:
-            maker = Maker(Path(folder, "schedule"), self._stretch_batches(first))
-            for batch in (*first, *batches):
-                maker.add(batch)
-            count = maker.batches
-            for batch in behind or ():
-                maker.add(batch)
-            return maker.finish(count, repeats=behind is None and repeats)
+        return temporary_schedule(
+            batches,
+            self._folder,
+            behind="repeat" if repeats and behind is None else behind,
+            cache_rows=self._cache_rows,
+            depth=self._depth,
+        )
 
-    def _stretch_batches(self, batches: Sequence[Batch]) -> int:
-        """Batches whose rows together fill an eighth of the cache."""
-        rows = sum(len(np.unique(keys)) for batch in batches for keys in batch.values())
-        of_batch = max(rows / max(len(batches), 1), 1)
-        most = min(self._cache_rows / _STRETCH_OF_CACHE / of_batch, self._depth / _STRETCHES_AHEAD)
-        return max(int(most), _STRETCH_BATCHES_LEAST)
+
+def temporary_schedule(
+    batches: Iterable[Batch],
+    folder: Path,
+    *,
+    behind: Iterable[Batch] | Literal["repeat"] | None,
+    cache_rows: int,
+    depth: int,
+) -> Schedule:
+    """A schedule in a file without a name, in stretches of which an eighth of ``cache_rows`` holds
+    one and ``depth`` announced batches have three.
+
+    Errors: ``IoError``, ``FullError``.
+    """
+    batches = iter(batches)
+    first = list(islice(batches, _LOOKED_AT))
+    with tempfile.TemporaryDirectory(prefix=".schedule-", dir=folder) as made:
+        maker = Maker(Path(made, "schedule"), _stretch_batches(first, cache_rows, depth))
+        for batch in (*first, *batches):
+            maker.add(batch)
+        count = maker.batches
+        for batch in () if behind is None or isinstance(behind, str) else behind:
+            maker.add(batch)
+        return maker.finish(count, repeats=isinstance(behind, str))
+
+
+def cache_rows_of(stores: Iterable[Store]) -> int:
+    """Rows that fit into the caches of stores."""
+    facts = [store.stats() for store in stores]
+    return sum(one["cache_capacity"] for of_store in facts for one in of_store["classes"])
+
+
+def _stretch_batches(batches: Sequence[Batch], cache_rows: int, depth: int) -> int:
+    """Batches whose rows together fill an eighth of the cache."""
+    rows = sum(len(np.unique(keys)) for batch in batches for keys in batch.values())
+    of_batch = max(rows / max(len(batches), 1), 1)
+    most = min(cache_rows / _STRETCH_OF_CACHE / of_batch, depth / _STRETCHES_AHEAD)
+    return max(int(most), _STRETCH_BATCHES_LEAST)
 
 
 class _Samples:

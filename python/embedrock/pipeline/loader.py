@@ -235,10 +235,7 @@ class LookaheadLoader(Generic[B]):
         if not isinstance(schedule, str) or schedule != "epoch":
             expected = "expected 'epoch', an embedrock.ahead.Schedule or None"
             raise MisuseError(f"schedule is {shown(schedule)}, {expected}")
-        stores = [store.stats() for store in self._stores]
-        rows = sum(one["cache_capacity"] for facts in stores for one in facts["classes"])
-        folder = self._stores[0].path.parent
-        return EpochSchedules(self.loader, self._finder, folder, cache_rows=rows, depth=self.depth)
+        return EpochSchedules(self.loader, self._finder, self._stores, self.depth)
 
     def _tell(self, message: str) -> None:
         """Warns, once."""

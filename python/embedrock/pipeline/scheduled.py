@@ -77,9 +77,13 @@ class PassSchedule:
         return None
 
     def _at(self, number: int, keys: Mapping[Table | str, FlatKeys]) -> BatchSchedule | None:
+        turn = 0
+        if self.schedule.repeats:
+            turn, number = divmod(number, len(self.schedule))
         if not 0 <= number < len(self.schedule):
             return None
-        found = self.schedule.batch(number, keys, first_stretch=self.first_stretch)
+        first = self.first_stretch + turn * self.schedule.stretches
+        found = self.schedule.batch(number, keys, first_stretch=first)
         if found is None:
             return None
         uses = dict(found.next_use)
