@@ -33,6 +33,7 @@ NEEDS_TORCH = {
     "restore_best",
     "recommend_items",
     "train_at_a_server",
+    "schedule_epochs",
     "tutorial_read",
     "tutorial_service_pull",
     "tutorial_service_train",
@@ -155,6 +156,9 @@ SAYS = {
     "server": (r"\[1\. 1\. 0\.\] \[ True  True False\]\n0\.5 at step 2\nended with 0\n"),
     "rows_in_parquet": (
         r"\['key', 'embedding', 'state'\]\nequal, state too: True\n59 rows of small keys\n"
+    ),
+    "schedule_epochs": (
+        r"\d\d,\d\d\d pages without a schedule, \d\d?,\d\d\d with one\nthe same rows: True\n"
     ),
     "serve": r"step 2: row 7 is 0\.75\nstep 3: row 7 is 0\.5\n",
     "torchrec_model": r"loss 0\.[5-9]\d to 0\.[0-3]\d\n",
