@@ -384,7 +384,12 @@ def test_loaders_whose_order_nobody_knows_are_refused(tmp_path: Path) -> None:
                     loader, store, keys_of=lambda batch: batch, schedule="epoch"
                 )
         with pytest.raises(MisuseError, match="schedule is 'batch', expected 'epoch'"):
-            embedrock.LookaheadLoader([], store, keys_of=lambda batch: batch, schedule="batch")  # type: ignore[arg-type]
+            embedrock.LookaheadLoader(
+                [],
+                store,
+                keys_of=lambda batch: batch,
+                schedule="batch",  # type: ignore[arg-type]
+            )
 
 
 def test_tables_of_two_stores_have_one_schedule(tmp_path: Path) -> None:
