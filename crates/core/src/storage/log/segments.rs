@@ -19,6 +19,7 @@
 //! back, and it takes no disk until it is made ready again; or *unsure*, after recovery: nobody
 //! knows which of the two, so it counts as taken and must be made ready like an absent one.
 
+use super::writer::FOR_STRETCH;
 use crate::planted::{self, Bug};
 use crate::storage::Parts;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -465,7 +466,8 @@ impl Segments {
         assert!(segment.newest > 0, "segment {id} outdates a copy it does not hold");
         let in_this_epoch = segment.epoch == epoch
             || (segment.boundary.0 == epoch && page >= segment.boundary.1)
-            || planted::is(Bug::OutdatedInWrongEpoch);
+            || planted::is(Bug::OutdatedInWrongEpoch)
+            || segment.stream == FOR_STRETCH && planted::is(Bug::StretchReleasedEarly);
         self.change(id, |segment| {
             segment.newest -= 1;
             segment.retained += u32::from(!in_this_epoch);
