@@ -41,6 +41,8 @@ pub struct Limits {
     pub without: Vec<Habit>,
     /// The operations that are done, by number; `None` is all of them.
     pub only: Option<std::collections::BTreeSet<u64>>,
+    /// Every life writes rows for the stretches of a schedule.
+    pub(crate) scheduled: bool,
 }
 
 /// Something that lives do, and that can be left out.
@@ -103,13 +105,14 @@ impl Habit {
 impl Limits {
     /// True when nothing is left out.
     pub fn allow_all(&self) -> bool {
-        let Self { faults, operations, tables, without, only } = self;
+        let Self { faults, operations, tables, without, only, scheduled } = self;
         let all = Self::default();
         *faults == all.faults
             && *operations >= all.operations
             && *tables >= all.tables
             && without.is_empty()
             && only.is_none()
+            && !scheduled
     }
 }
 
@@ -121,6 +124,7 @@ impl Default for Limits {
             tables: 6,
             without: Vec::new(),
             only: None,
+            scheduled: false,
         }
     }
 }
@@ -256,7 +260,7 @@ impl Plan {
         let kind = if of_memory.chance(1, 5) { Kind::Narrow } else { kind };
         // And so is this.
         let of_schedule = &mut Random::new(seed, 10);
-        let scheduled = of_schedule.chance(1, 7);
+        let scheduled = of_schedule.chance(1, 7) || limits.scheduled;
         let kind = if scheduled { Kind::Scheduled } else { kind };
         let churns = kind == Kind::Churn;
         // Small buffers beside which an index is no small part of a budget.

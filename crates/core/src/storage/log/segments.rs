@@ -701,6 +701,15 @@ impl Segments {
         self.segments[id as usize].newest
     }
 
+    /// Bytes that it grows by at most with one more segment, and with copies in all of them that
+    /// an epoch outdates.
+    pub(super) fn growth_bytes(&self) -> usize {
+        let (count, most) = (self.segments.len(), self.segments.capacity());
+        let table = if count == most { most.max(4) * size_of::<Segment>() } else { 0 };
+        let free = if self.free.len() == self.free.capacity() { self.free.capacity() } else { 0 };
+        table + 16 * free.max(4) + 12 * count + 32
+    }
+
     /// Allocated bytes of this table.
     pub(crate) fn memory_bytes(&self) -> usize {
         let retained: usize = self.retained.values().map(|m| m.len() * 12 + 32).sum();
