@@ -260,7 +260,7 @@ impl Plan {
         let kind = if of_memory.chance(1, 5) { Kind::Narrow } else { kind };
         // And so is this.
         let of_schedule = &mut Random::new(seed, 10);
-        let scheduled = of_schedule.chance(1, 7) || limits.scheduled;
+        let scheduled = limits.scheduled || of_schedule.chance(1, 6) && kind != Kind::Narrow;
         let kind = if scheduled { Kind::Scheduled } else { kind };
         let churns = kind == Kind::Churn;
         // Small buffers beside which an index is no small part of a budget.

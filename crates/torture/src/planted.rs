@@ -52,7 +52,7 @@ pub fn catch<const N: usize>(bug: Bug, first: u64, limits: &Limits) -> Caught<N>
     let mut what = String::new();
     // No bug is one of pins, and lives with them go back for a part of their time.
     let without = [&limits.without[..], &[Habit::Pins]].concat();
-    // One life in seven has stretches.
+    // One life in eight has stretches.
     let scheduled = matches!(bug, Bug::StretchReleasedEarly | Bug::StretchReadEarly);
     let limits = &Limits { without, scheduled, ..limits.clone() };
     plant(Some(bug));
