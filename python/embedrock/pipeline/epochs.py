@@ -17,7 +17,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ from embedrock.pipeline.schedule import Batch, Maker
 from embedrock.pipeline.scheduled import PassSchedule
 from embedrock.store import Store
 
-__all__ = ["EpochSchedules", "cache_rows_of", "temporary_schedule"]
+__all__ = ["EpochSchedules", "stretch_of", "temporary_schedule"]
 
 Order = list[npt.NDArray[np.int64]]
 """The indices of the samples of each batch."""
@@ -63,8 +63,9 @@ class EpochSchedules:
         self._loader = loader
         self._finder = finder
         self._folder = stores[0].path.parent
-        self._cache_rows = cache_rows_of(stores)
+        self._stores = stores
         self._depth = depth
+        self._stretch_batches: int | None = None
         self._stretch = 0
         self._made: tuple[Order | None, Schedule] | None = None
         """The order of the last pass, of samples, and its schedule."""
@@ -119,52 +120,52 @@ class EpochSchedules:
     def _schedule(
         self, batches: Iterable[Batch], behind: Iterable[Batch] | None, *, repeats: bool = True
     ) -> Schedule:
+        if self._stretch_batches is None:
+            # Kept: where a row is used in the next pass, this one says in its own stretches.
+            self._stretch_batches, batches = stretch_of(batches, self._stores, self._depth)
         return temporary_schedule(
             batches,
             self._folder,
+            self._stretch_batches,
             behind="repeat" if repeats and behind is None else behind,
-            cache_rows=self._cache_rows,
-            depth=self._depth,
         )
 
 
 def temporary_schedule(
     batches: Iterable[Batch],
     folder: Path,
+    stretch_batches: int,
     *,
     behind: Iterable[Batch] | Literal["repeat"] | None,
-    cache_rows: int,
-    depth: int,
 ) -> Schedule:
-    """A schedule in a file without a name, in stretches of which an eighth of ``cache_rows`` holds
-    one and ``depth`` announced batches have three.
+    """A schedule in a file without a name.
 
     Errors: ``IoError``, ``FullError``.
     """
+    with tempfile.TemporaryDirectory(prefix=".schedule-", dir=folder) as made:
+        maker = Maker(Path(made, "schedule"), stretch_batches)
+        for batch in batches:
+            maker.add(batch)
+        if behind is not None and not isinstance(behind, str):
+            maker.end()
+            for batch in behind:
+                maker.add(batch)
+        return maker.finish(repeats=isinstance(behind, str))
+
+
+def stretch_of(
+    batches: Iterable[Batch], stores: Iterable[Store], depth: int
+) -> tuple[int, Iterable[Batch]]:
+    """Batches whose rows together fill an eighth of the caches, by the first of them; three such
+    stretches are announced at least. And the batches, from the first on."""
     batches = iter(batches)
     first = list(islice(batches, _LOOKED_AT))
-    with tempfile.TemporaryDirectory(prefix=".schedule-", dir=folder) as made:
-        maker = Maker(Path(made, "schedule"), _stretch_batches(first, cache_rows, depth))
-        for batch in (*first, *batches):
-            maker.add(batch)
-        count = maker.batches
-        for batch in () if behind is None or isinstance(behind, str) else behind:
-            maker.add(batch)
-        return maker.finish(count, repeats=isinstance(behind, str))
-
-
-def cache_rows_of(stores: Iterable[Store]) -> int:
-    """Rows that fit into the caches of stores."""
     facts = [store.stats() for store in stores]
-    return sum(one["cache_capacity"] for of_store in facts for one in of_store["classes"])
-
-
-def _stretch_batches(batches: Sequence[Batch], cache_rows: int, depth: int) -> int:
-    """Batches whose rows together fill an eighth of the cache."""
-    rows = sum(len(np.unique(keys)) for batch in batches for keys in batch.values())
-    of_batch = max(rows / max(len(batches), 1), 1)
-    most = min(cache_rows / _STRETCH_OF_CACHE / of_batch, depth / _STRETCHES_AHEAD)
-    return max(int(most), _STRETCH_BATCHES_LEAST)
+    cached = sum(one["cache_capacity"] for of_store in facts for one in of_store["classes"])
+    rows = sum(len(np.unique(keys)) for batch in first for keys in batch.values())
+    of_batch = max(rows / max(len(first), 1), 1)
+    most = min(cached / _STRETCH_OF_CACHE / of_batch, depth / _STRETCHES_AHEAD)
+    return max(int(most), _STRETCH_BATCHES_LEAST), chain(first, batches)
 
 
 class _Samples:

@@ -99,11 +99,11 @@ def schedule(
         maker = Maker(target, stretch_batches)
         for batch in iterable(batches):
             maker.add(keys(batch))
-    count = maker.batches
     if behind is not None and not repeats:
+        maker.end()
         for batch in _batches(behind):
             maker.add(keys(batch))
-    return maker.finish(count, repeats=repeats, progress=progress)
+    return maker.finish(repeats=repeats, progress=progress)
 
 
 class Maker:
@@ -150,18 +150,26 @@ class Maker:
         self._core.add_many(values, offsets)
         self.batches += len(offsets) - 1
 
-    def finish(
-        self, batches: int, *, repeats: bool = False, progress: Progress | None = None
-    ) -> Schedule:
-        """Writes the schedule of the first ``batches``, and opens it.
+    def end(self) -> None:
+        """Says that what was added are the batches of the schedule: those that are added from here
+        on only say what comes behind them, from a new stretch on.
 
-        Errors: ``MisuseError`` where there is none; ``IoError``, ``FullError``.
+        Errors: ``MisuseError`` where there is no batch; ``IoError``.
         """
-        if self._core is None or batches == 0:
-            raise MisuseError(f"there is no batch to make {self._path} of, expected one at least")
-        of_all = batches == self.batches
-        self._core.finish(None if of_all else batches, repeats, progress)
+        self._begun().end()
+
+    def finish(self, *, repeats: bool = False, progress: Progress | None = None) -> Schedule:
+        """Writes the schedule, and opens it.
+
+        Errors: ``MisuseError`` where there is no batch; ``IoError``, ``FullError``.
+        """
+        self._begun().finish(repeats, progress)
         return Schedule(self._path)
+
+    def _begun(self) -> _core.ScheduleMaker:
+        if self._core is None or self.batches == 0:
+            raise MisuseError(f"there is no batch to make {self._path} of, expected one at least")
+        return self._core
 
 
 def _keys_of(model: Any, keys_of: KeysOf | None) -> Callable[[Any], Batch]:

@@ -65,8 +65,9 @@ def test_a_schedule_has_the_next_use_of_each_use(tmp_path: Path, behind: str) ->
     assert made.tables == ["a", "b"] and made.repeats == (behind == "repeat")
     assert told[-1][0] == told[-1][1] == 240 + (80 if behind == "others" else 0)
     # Behind 30 batches in stretches of 4 the next ones begin with a stretch of their own.
-    gap: Batches = [{"a": [], "b": []}] * 2 if behind == "repeat" else []
-    later = {"nothing": [], "repeat": [*gap, *batches], "others": others or []}[behind]
+    gap: Batches = [{"a": [], "b": []}] * 2
+    then: Any = {"nothing": [], "repeat": batches, "others": others}[behind]
+    later = [*gap, *then]
     furthest = 0
     for opened in (made, Schedule(tmp_path / "one")):
         for at, batch in enumerate(batches):
@@ -74,7 +75,7 @@ def test_a_schedule_has_the_next_use_of_each_use(tmp_path: Path, behind: str) ->
             assert found is not None
             assert (found.stretch, found.stretch_batches) == (100 + at // 4, 4)
             uses = {str(table): np.asarray(uses).tolist() for table, uses in found.next_use.items()}
-            assert uses == expected(batches, at, 4, later)  # type: ignore[arg-type]
+            assert uses == expected(batches, at, 4, later)
             furthest = max(furthest, *map(max, uses.values()))
         assert opened.furthest == furthest
 
@@ -194,6 +195,8 @@ def trained(path: Path, passes: Iterable[Any], schedule: Any) -> tuple[int, list
             for batch in loader:
                 table.update(batch["t"], table.get(batch["t"]) / 8 + 0.01, lr=0.1)
             counts.append(loader.stats())
+        window = store.window.stats()
+        assert window["schedule_wrong"] == 0, window
         store.commit(1)
         return table.digest(), counts
 
