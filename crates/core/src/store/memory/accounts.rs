@@ -35,7 +35,8 @@ impl Engine {
                     .sum(),
                 sparse: tables().any(|t| t.first.is_none()),
                 index_bytes: log.memory().index_bytes,
-                index_growth: log.index_growths(&mut tables().filter_map(expected)),
+                index_growth: log.index_growths(&mut tables().filter_map(expected))
+                    + log.bytes_of_widest(),
                 ..ClassDemand::of(&class.record, &class.choices)
             }
         };
@@ -99,6 +100,15 @@ impl Engine {
             }
         }
         used
+    }
+
+    /// Bytes that the pieces of all indexes take on disk at most: a slot number has 32 bits there.
+    pub(in crate::store) fn index_bytes_of_pieces(&self) -> u64 {
+        let of_class = |class: &Class| {
+            let log = class.log.lock();
+            log.memory().index_bytes + log.bytes_of_widest()
+        };
+        self.classes.iter().map(of_class).sum()
     }
 
     /// How the budget is divided, part by part.
