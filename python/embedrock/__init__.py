@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from embedrock.checkpoint import resume, save
     from embedrock.kge.partitions.edges import PartitionedEdges
     from embedrock.kge.partitions.negatives import SharedNegatives
+    from embedrock.pipeline.schedule import schedule
     from embedrock.pipeline.training import Pipeline
     from embedrock.placement.freezing import freeze
     from embedrock.remote.client import connect
@@ -98,6 +99,7 @@ __all__ = [
     "resize",
     "resume",
     "save",
+    "schedule",
     "trace",
     "weights",
 ]
@@ -118,6 +120,7 @@ _LAZY = {
     "placement": "embedrock.placement",
     "resume": "embedrock.checkpoint",
     "save": "embedrock.checkpoint",
+    "schedule": "embedrock.pipeline.schedule",
     "trace": "embedrock.trace",
     "weights": "embedrock.weights",
 }

@@ -18,6 +18,8 @@ __all__ = [
     "PendingCommit",
     "Permits",
     "Scan",
+    "Schedule",
+    "ScheduleMaker",
     "Server",
     "Store",
     "TableId",
@@ -154,6 +156,51 @@ class Changes:
 
     def close(self, /) -> None:
         """Lets go of the commits. What is left is not given."""
+
+@final
+class ScheduleMaker:
+    """Takes the keys of batches in their order and writes a schedule."""
+
+    def __new__(cls, path: _Path, tables: Sequence[str], stretch_batches: int) -> ScheduleMaker: ...
+    def add(self, /, batch: Sequence[tuple[int, _Keys]]) -> None:
+        """Takes the keys of the next batch, by table, in ascending order."""
+
+    def add_many(self, /, values: _Keys, offsets: _Offsets) -> None:
+        """Takes many batches of one table."""
+
+    def finish(
+        self,
+        /,
+        batches: int | None = None,
+        repeats: bool = False,
+        progress: _Progress | None = None,
+    ) -> None:
+        """Writes the schedule."""
+
+@final
+class Schedule:
+    """A schedule that was made."""
+
+    def __new__(cls, path: _Path) -> Schedule: ...
+    @property
+    def tables(self) -> list[str]: ...
+    @property
+    def batches(self) -> int: ...
+    @property
+    def uses(self) -> int: ...
+    @property
+    def stretch_batches(self) -> int: ...
+    @property
+    def furthest(self) -> int: ...
+    @property
+    def repeats(self) -> bool: ...
+    def next_uses(
+        self, /, batch: int, keys: Sequence[_Keys | None]
+    ) -> list[NDArray[np.int32]] | None:
+        """Stretches until the next use of each key, by table; None where it has other keys."""
+
+    def find(self, /, start: int, keys: Sequence[_Keys | None]) -> int | None:
+        """The first batch from `start` on that has these keys; then those before it."""
 
 @final
 class Server:
@@ -346,7 +393,7 @@ class Store:
     def announce_scheduled(
         self,
         /,
-        batch: Sequence[tuple[TableId, _Keys, NDArray[np.uint16]]],
+        batch: Sequence[tuple[TableId, _Keys, NDArray[np.int32]]],
         stretch: int,
         batches: int,
         furthest: int,

@@ -23,7 +23,7 @@ class RecordingWindow:
     def open_numbers(self) -> list[int]:
         return sorted(self.announced)
 
-    def announce(self, batch: Mapping[Any, Any]) -> int | None:
+    def announce(self, batch: Mapping[Any, Any], *, schedule: Any = None) -> int | None:
         if len(self.announced) >= self.room:
             self.calls.append(("refuse", 0))
             return None

@@ -21,6 +21,7 @@ mod objects;
 mod permits;
 mod placement;
 mod scan;
+mod schedule;
 mod server;
 mod store;
 mod torture;
@@ -63,6 +64,8 @@ mod _core {
     };
     #[pymodule_export]
     use crate::scan::Scan;
+    #[pymodule_export]
+    use crate::schedule::{Schedule, ScheduleMaker};
     #[pymodule_export]
     use crate::server::Server;
     #[pymodule_export]

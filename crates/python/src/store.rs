@@ -50,7 +50,7 @@ type UpdateParts<'py> = (PyRef<'py, TableId>, Keys, Rows<'py>, PyRef<'py, Hyper>
 /// A handle and keys.
 type LookaheadParts<'py> = (PyRef<'py, TableId>, Keys);
 /// As that, and where in the schedule the rows are used next.
-type ScheduledParts<'py> = (PyRef<'py, TableId>, Keys, PyReadonlyArray1<'py, u16>);
+type ScheduledParts<'py> = (PyRef<'py, TableId>, Keys, PyReadonlyArray1<'py, i32>);
 /// Bounds on gradients: of elements, of rows, of all together with those of this norm.
 type Bounds = (Option<f64>, Option<f64>, Option<f64>, f64);
 
@@ -388,7 +388,7 @@ impl Store {
     }
 
     /// Announces the keys of one coming batch and in how many stretches of the schedule each row is
-    /// used again, plus 1; 0 where nobody knows.
+    /// used again; -1 where nobody knows.
     fn announce_scheduled(
         &self,
         py: Python<'_>,

@@ -331,6 +331,7 @@ impl<'c> Life<'c> {
                 }
             }
         };
+        store.upkeep_by_turns();
         if self.plan.window {
             store.window_by_hand();
         }

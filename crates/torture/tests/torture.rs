@@ -32,6 +32,7 @@ const FIRST: u64 = 4_000_013;
 
 #[cfg(feature = "planted")]
 #[test]
+#[ignore = "a minute on one core; make contests runs it"]
 fn planted_bugs_are_found() {
     use embedrock_torture::planted::{Bug, catch};
     let _alone = ALONE.lock();

@@ -52,13 +52,14 @@ BENCHES = {
     "models": "click models out of core, beside themselves in memory: speed, AUC, inference",
     "ranks": "ranks that share the tables: ids exchanged, training, bytes on the wire",
     "loops": "what speed to expect, by training, memory, and what else computes",
+    "schedule": "epochs whose order is known: pages and speed with a schedule, and making one",
 }
 """Every bench by name, and what it measures."""
 
 
 HARNESSES = {
     "replay": ["race", "ycsb", "memory", "lookahead", "recdb"],
-    "training": ["loops", "models", "kge", "recommend", "gnn"],
+    "training": ["loops", "models", "kge", "recommend", "gnn", "schedule"],
 }
 """Packages of benches that share most of what they do; the others are modules here."""
 

@@ -7,6 +7,15 @@ A store makes all three: :attr:`embedrock.Store.window`, :meth:`embedrock.Store.
 
 from embedrock.ahead.permits import Permit, Permits
 from embedrock.ahead.prefetch import Prefetch
-from embedrock.ahead.window import WINDOW_GROUP, BatchSchedule, Window
+from embedrock.ahead.schedule import BatchSchedule, Schedule
+from embedrock.ahead.window import WINDOW_GROUP, Window
 
-__all__ = ["WINDOW_GROUP", "BatchSchedule", "Permit", "Permits", "Prefetch", "Window"]
+__all__ = [
+    "WINDOW_GROUP",
+    "BatchSchedule",
+    "Permit",
+    "Permits",
+    "Prefetch",
+    "Schedule",
+    "Window",
+]

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embedrock._arguments import flag, shown, whole
+from embedrock._arguments import flag, shown
 from embedrock._arrays import ArrayLike, as_keys
 from embedrock._keys import KeysNamed
 from embedrock._names import beside
+from embedrock.ahead.schedule import BatchSchedule
 from embedrock.errors import MisuseError, NotFoundError
 
 if TYPE_CHECKING:
@@ -25,53 +25,13 @@ if TYPE_CHECKING:
     from embedrock.store import Store
     from embedrock.table import Table
 
-__all__ = ["WINDOW_GROUP", "BatchSchedule", "Window"]
+__all__ = ["WINDOW_GROUP", "Window"]
 
-_LAST_USE = 2**16 - 2
-"""Uses that are more stretches ahead count as so many."""
+_LAST_USE = 2**31 - 1
+"""Uses that are more stretches ahead count as so many; the engine's own limit is smaller."""
 
 WINDOW_GROUP = 256
 """Most batches whose rows a window reads together, unless it is told otherwise."""
-
-
-@dataclass(frozen=True)
-class BatchSchedule:
-    """The place of a batch in the schedule of a training, and the next uses of its rows.
-
-    A training is divided into *stretches* of some batches each, so that the rows of a stretch fit
-    into an eighth of the cache. Source: time-forward processing of external-memory algorithms, for
-    the order of training that RecDB (section 3.2.1) takes as known.
-
-    >>> steps = [[1, 2, 3], [2, 3, 4], [1, 4, 5]]  # in stretches of one batch
-    >>> soon = [[2, 1, 1], [-1, -1, 1], [-1, -1, -1]]
-    >>> for stretch, (keys, uses) in enumerate(zip(steps, soon)):
-    ...     place = BatchSchedule(stretch, 1, 2, {table: uses})
-    ...     number = store.window.announce({table: keys}, schedule=place)
-    >>> store.window.clear()
-    """
-
-    stretch: int
-    """The number of the batch's stretch, from 0 on: the same as that of the batch before, or
-    larger."""
-    stretch_batches: int
-    """Batches of each stretch, all but the first and the last."""
-    furthest: int
-    """So many stretches ahead a next use is at most. As many stretches, less where memory or disk
-    have no room for it, have a page of their own that rows are written to."""
-    next_use: Mapping[Table | str, ArrayLike]
-    """For each table of the batch, and each of its keys in their order, in how many stretches the
-    row is used again: 0 for a later batch of this stretch, -1 where nobody knows."""
-
-    def __post_init__(self) -> None:
-        """Checks the numbers."""
-        for name, least in (("stretch", 0), ("stretch_batches", 1), ("furthest", 0)):
-            number = whole(name, getattr(self, name), least)
-            if number >= 2**32:
-                raise MisuseError(f"{name} is {number}, expected less than 2**32")
-            object.__setattr__(self, name, number)
-        if not isinstance(self.next_use, Mapping):
-            expected = "expected {table: stretches until the next use}"
-            raise MisuseError(f"next_use is {shown(self.next_use)}, {expected}")
 
 
 class Window:
@@ -249,8 +209,8 @@ class Window:
         return tables[given]
 
 
-def _uses(table: Table, keys: NDArray[Any], given: ArrayLike | None) -> NDArray[np.uint16]:
-    """Next uses as the engine takes them: one more, and 0 where nobody knows."""
+def _uses(table: Table, keys: NDArray[Any], given: ArrayLike | None) -> NDArray[np.int32]:
+    """Next uses as the engine takes them."""
     if given is None:
         raise MisuseError(f"next_use says nothing of table '{table.name}', which the batch has")
     expected = f"expected a whole number for each of its {keys.size} keys"
@@ -263,8 +223,9 @@ def _uses(table: Table, keys: NDArray[Any], given: ArrayLike | None) -> NDArray[
             f"next_use of table '{table.name}' has shape {uses.shape} and dtype {uses.dtype}, "
             f"{expected}"
         )
-    numbers: NDArray[np.uint16] = (np.clip(uses.reshape(-1), -1, _LAST_USE) + 1).astype(np.uint16)
-    return numbers
+    if uses.dtype != np.int32:
+        uses = np.clip(uses, -1, _LAST_USE).astype(np.int32)
+    return np.ascontiguousarray(uses).reshape(-1)
 
 
 def _number(given: int) -> int:

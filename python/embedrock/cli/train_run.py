@@ -41,7 +41,7 @@ OPTIONS_OF = {
 
 _AS_GIVEN = (
     *("store", "memory", "resume", "commit_every", "skip_bad_lines", "threads", "seed"),
-    *("io", "policy", "lookahead_depth", "window_bytes", "window_group", "read_ahead"),
+    *("io", "policy", "lookahead_depth", "schedule", "window_bytes", "window_group", "read_ahead"),
 )
 
 

@@ -31,11 +31,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from embedrock._warnings import warn
+from embedrock.ahead import BatchSchedule
 from embedrock.errors import ClosedError, EmbedrockError, MisuseError
 from embedrock.pipeline import advice
 from embedrock.pipeline.announcing import Announcing, Reads
 from embedrock.pipeline.grouped_read import GroupedRead, offer, withdraw
 from embedrock.pipeline.keys import FlatKeys, KeyFinder, TableKeys
+from embedrock.pipeline.scheduled import PassSchedule, of_store
 from embedrock.store import Store
 from embedrock.table import Table
 
@@ -55,7 +57,9 @@ _LOOK_EVERY = 32
 class Window(Protocol):
     """The engine's look-ahead window, as far as it is used here."""
 
-    def announce(self, batch: Mapping[Table | str, FlatKeys]) -> int | None:
+    def announce(
+        self, batch: Mapping[Table | str, FlatKeys], *, schedule: BatchSchedule | None = None
+    ) -> int | None:
         """Takes the keys of one coming batch; its number, or None when the window is full."""
 
     def begin(self, number: int) -> None:
@@ -95,6 +99,8 @@ class FeedCounts:
     """Batches that were not announced, because steps hardly waited for rows."""
     set_aside: int = 0
     """Batches that were not announced, because that was measured to be no faster, or to see."""
+    scheduled: int = 0
+    """Batches that are those of the schedule; counted when they are handed out."""
 
 
 @dataclass
@@ -121,6 +127,10 @@ class Drawn:
     """Of each part's keys, as they were then."""
     announcement: list[dict[Table | str, FlatKeys]] = field(default_factory=list)
     """The announcement for the window of each store, until all of them have it."""
+    scheduled: BatchSchedule | None = None
+    """What the schedule of the pass says of it, until all windows know."""
+    in_schedule: bool = False
+    """Whether the schedule has it."""
 
 
 class Feed:
@@ -134,9 +144,11 @@ class Feed:
         depth: int,
         announcing: Announcing,
         tell: Callable[[str], None],
+        schedule: PassSchedule | None = None,
     ) -> None:
         """Draws nothing yet. Says through ``tell`` what keeps look-ahead from working."""
         self.counts = FeedCounts()
+        self._schedule = schedule
         self._stateful = loader if hasattr(loader, "state_dict") else None
         self.position = self._position()
         """State of the loader before the first batch, then after the one handed out last."""
@@ -237,6 +249,7 @@ class Feed:
         _check_unchanged(drawn)
         self.counts.handed_out += 1
         self.counts.announced += bool(drawn.numbers)
+        self.counts.scheduled += drawn.in_schedule
         self.position = drawn.position
         return drawn.batch
 
@@ -440,6 +453,9 @@ class Feed:
         drawn.let_go = False
         try:
             drawn.announcement = self._announcement(self.keys_of(drawn))
+            if self._schedule is not None:
+                drawn.scheduled = self._schedule.of(drawn.place, drawn.parts)
+                drawn.in_schedule = drawn.scheduled is not None
         except Exception as error:
             drawn.error = error
             self._ended = True
@@ -472,7 +488,8 @@ class Feed:
         for place, (window, keys) in enumerate(zip(self._windows, drawn.announcement, strict=True)):
             if place not in drawn.numbers:
                 try:
-                    number = window.announce(keys)
+                    of_batch = drawn.scheduled and of_store(drawn.scheduled, self._stores[place])
+                    number = window.announce(keys, schedule=of_batch)
                 except EmbedrockError as error:
                     drawn.error = error
                     self._ended = True
@@ -482,7 +499,7 @@ class Feed:
                     return False
                 drawn.numbers[place] = number
                 drawn.returns = self._returns
-        drawn.announcement = []
+        drawn.announcement, drawn.scheduled = [], None
         return True
 
     def _position(self) -> Any:

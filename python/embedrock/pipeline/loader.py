@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from embedrock._arguments import iterable, shown, whole
 from embedrock._warnings import warn
+from embedrock.ahead import Schedule
 from embedrock.errors import ClosedError, LookaheadWarning, MisuseError
 from embedrock.pipeline.announcing import Announcing
+from embedrock.pipeline.epochs import EpochSchedules
 from embedrock.pipeline.feed import Feed, FeedCounts
 from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model, stores_here
+from embedrock.pipeline.scheduled import Schedules, SchedulesOf
 from embedrock.store import Store
 
 __all__ = ["LookaheadLoader"]
@@ -58,13 +61,30 @@ class LookaheadLoader(Generic[B]):
         depth: The most batches that are announced ahead, at least 1.
         keys_of: From a batch to ``{table: keys}``, as :mod:`embedrock.pipeline` describes; None
             takes the model's own.
-        announce: True announces every batch, False none; None: those of steps for which it pays.
+        announce: True announces every batch, False none; None: those of steps for which it pays,
+            and with a schedule every batch.
+        schedule: When rows are used next (``docs/lookahead.md``): ``"epoch"`` makes a schedule at
+            the beginning of each pass; or one that :func:`embedrock.schedule` has made, for passes
+            over the same batches in the same order. None: only announced batches are known.
 
-    Errors: ``MisuseError`` when there is nothing to announce keys by, and from an iteration when a
-    batch has other keys than when it was drawn; ``ClosedError``. What the loader raises for a batch
-    reaches the caller in that batch's place.
+    **With a schedule**, rows that leave memory are written to a page of the stretch of batches that
+    uses them next, which saves most reads of a loop that waits for the disk. ``"epoch"`` takes a
+    ``DataLoader`` over a dataset with a length, or batches that can be gone through again. It looks
+    at the keys of all samples, or batches, once, before the first batch of a pass is handed out. It
+    knows the order of the next pass, too, where the sampler has a generator of its own
+    (``DataLoader(..., generator=torch.Generator())``), keeps the order, or has ``set_epoch``; give
+    it one. Batches that are not those of the schedule are announced without, and a warning says so.
+    Random generators are left as they were found; a dataset that draws random numbers for the ids
+    of a sample has no schedule.
 
-    Blocking: asking for a batch waits for the loader, and until the batch's rows have been read.
+    Errors: ``MisuseError`` when there is nothing to announce keys by, for a schedule of a loader
+    whose order is not known, and from an iteration when a batch has other keys than when it was
+    drawn; ``ClosedError``. What the loader raises for a batch reaches the caller in that batch's
+    place.
+
+    Blocking: asking for a batch waits for the loader, and until the batch's rows have been read;
+    with ``"epoch"`` the first one for the schedule, whose temporary files, of up to 19 bytes for
+    each use of a row, are beside the store.
 
     Source: Lookahead of MLKV (III-C), the request preprocessor of RecDB (4.2).
 
@@ -86,6 +106,7 @@ class LookaheadLoader(Generic[B]):
         keys_of: KeysOf | None = None,
         *,
         announce: bool | None = None,
+        schedule: Schedule | Literal["epoch"] | None = None,
     ) -> None:
         """Draws and announces nothing before it is iterated."""
         self.loader = iterable(loader)
@@ -95,6 +116,8 @@ class LookaheadLoader(Generic[B]):
         if not (announce is None or isinstance(announce, bool)):
             raise MisuseError(f"announce is {shown(announce)}, expected True, False or None")
         self._told = False
+        if schedule is not None and announce is None:
+            announce = True
         self._announcing = Announcing(announce)
         self._stores = stores_here(model, "LookaheadLoader")
         if keys_of is None and isinstance(model, Store):
@@ -106,6 +129,7 @@ class LookaheadLoader(Generic[B]):
         for store in self._stores:
             if store.closed:
                 raise ClosedError(f"store {store.path} is closed; open it again")
+        self._schedules = self._schedules_of(schedule)
         self._feed: Feed | None = None
         self._counts = FeedCounts()
         self._left: Feed | None = None
@@ -149,6 +173,7 @@ class LookaheadLoader(Generic[B]):
         them, look-ahead does nothing, and more memory or smaller batches would help. Of those that
         were not announced, ``resident`` are those of steps that hardly waited for rows, and
         ``set_aside`` those for which it was measured to be no faster, or that were there to see.
+        ``scheduled`` are those that the schedule has.
         What else the window did is in ``Store.window.stats()``.
         """
         if self._feed is not None:
@@ -190,10 +215,27 @@ class LookaheadLoader(Generic[B]):
         self.close()
         self._left = None
         self._announcing.times = times
+        schedule = None if self._schedules is None else self._schedules.next(self._tell)
         self._feed = Feed(
-            self.loader, self._finder, self._stores, self.depth, self._announcing, self._tell
+            self.loader,
+            self._finder,
+            self._stores,
+            self.depth,
+            self._announcing,
+            self._tell,
+            schedule,
         )
         return self._feed
+
+    def _schedules_of(self, schedule: object) -> Schedules | None:
+        if schedule is None:
+            return None
+        if isinstance(schedule, Schedule):
+            return SchedulesOf(schedule)
+        if not isinstance(schedule, str) or schedule != "epoch":
+            expected = "expected 'epoch', an embedrock.ahead.Schedule or None"
+            raise MisuseError(f"schedule is {shown(schedule)}, {expected}")
+        return EpochSchedules(self.loader, self._finder, self._stores, self.depth)
 
     def _tell(self, message: str) -> None:
         """Warns, once."""

@@ -7,13 +7,21 @@ What always holds: batches come in the order of the data set, each with the posi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import nn
 
 import embedrock
 from embedrock.data import Batch, Dataset, Position
+from embedrock.data.streamed import StreamedDataset
+from embedrock.pipeline.announcing import Announcing
+from embedrock.pipeline.epochs import cache_rows_of, temporary_schedule
+from embedrock.pipeline.keys import KeyFinder
+from embedrock.pipeline.scheduled import PassSchedule
+from embedrock.report.progress import Sink, Task
+from embedrock.store import Store
 from embedrock.training.options import Recipe
 from embedrock.training.run_options import RunOptions
 
@@ -27,13 +35,77 @@ def all_epochs(dataset: Dataset, recipe: Recipe, start: Position) -> Iterator[Ba
         position = Position(position.epoch + 1)
 
 
+def foretold(dataset: Dataset, recipe: Recipe, start: Position, sink: Sink) -> Foretold[Batch]:
+    """The batches of `all_epochs`, for a schedule: of a log that is read in its order those of one
+    epoch, which come again."""
+    samples = dataset.num_train() or 0
+    if isinstance(dataset, StreamedDataset):
+        batches = dataset.train_batches(recipe.batch_size, Position(start.epoch))
+        return Foretold(watched(batches, sink, samples), repeats=True)
+    left = samples * (recipe.epochs - start.epoch) - start.batch * recipe.batch_size
+    return Foretold(watched(all_epochs(dataset, recipe, start), sink, left), repeats=False)
+
+
 B = TypeVar("B")
+
+
+class _Sized(Protocol):
+    def __len__(self) -> int: ...
+
+
+S = TypeVar("S", bound=_Sized)
+
+
+@dataclass(frozen=True)
+class Foretold(Generic[B]):
+    """The batches that a run will have."""
+
+    batches: Iterable[B]
+    """Those to come: another iterator over them, which leaves that of the run where it is."""
+    repeats: bool
+    """Whether they are one epoch, whose batches come again in the same order."""
+
+
+def watched(batches: Iterable[S], sink: Sink, samples: int) -> Iterator[S]:
+    """The batches of which a schedule is made; says how far it is, of so many samples."""
+    with Task(sink, "making the schedule", samples) as task:
+        for batch in batches:
+            yield batch
+            task.advance(len(batch))
+
+
+class _RunSchedules:
+    """The schedule of a run, whose batches are one pass."""
+
+    def __init__(
+        self, foretold: Foretold[Any], stores: Sequence[Store], finder: KeyFinder, depth: int
+    ) -> None:
+        self._foretold, self._stores, self._finder = foretold, stores, finder
+        self._depth = depth
+
+    def next(self, tell: Callable[[str], None]) -> PassSchedule:
+        """Looks at the keys of all batches, and makes it."""
+        batches = self._foretold.batches
+        keys = ({p.table.name: p.keys for p in self._finder(batch)} for batch in batches)
+        schedule = temporary_schedule(
+            keys,
+            self._stores[0].path.parent,
+            behind="repeat" if self._foretold.repeats else None,
+            cache_rows=cache_rows_of(self._stores),
+            depth=self._depth,
+        )
+        return PassSchedule(schedule, 0, tell)
 
 
 class _Loader(embedrock.LookaheadLoader[B]):
     """Keeps what it has to say, for the program's own notes."""
 
     said: str | None = None
+
+    def foretell(self, foretold: Foretold[B]) -> None:
+        """Says which batches come, before the first is asked for; all are announced then."""
+        self._announcing = Announcing(True)
+        self._schedules = _RunSchedules(foretold, self._stores, self._finder, self.depth)
 
     def _tell(self, message: str) -> None:
         self.said = self.said or message
@@ -53,8 +125,10 @@ class ReadAhead(Generic[B]):
         model: nn.Module,
         keys_of: Callable[[B], Mapping[Any, Any]],
         options: RunOptions,
+        foretold: Foretold[B] | None = None,
     ) -> None:
-        """Draws and announces nothing before it is iterated."""
+        """Draws and announces nothing before it is iterated. With `foretold` batches are announced
+        with their place in a schedule, which is made before the first."""
         self._batches = batches
         self._loader: _Loader[B] | None = None
         self._pipeline: embedrock.Pipeline[B] | None = None
@@ -62,6 +136,8 @@ class ReadAhead(Generic[B]):
             self._batches = self._loader = _Loader(
                 batches, model, depth=options.lookahead_depth, keys_of=keys_of
             )
+            if foretold is not None:
+                self._loader.foretell(foretold)
         if options.pipeline:
             self._batches = self._pipeline = embedrock.Pipeline(
                 model,

@@ -8,6 +8,7 @@ was not.
 from __future__ import annotations
 
 import contextlib
+import copy
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from embedrock.errors import EmbedrockError, MismatchError, MisuseError
 from embedrock.observe.step_report import StepReport
 from embedrock.report.progress import Sink, Task
 from embedrock.store import Store
-from embedrock.training.batches import ReadAhead
+from embedrock.training.batches import Foretold, ReadAhead, watched
 from embedrock.training.history import History
 from embedrock.training.interrupt import Interrupt
 from embedrock.training.recipe_options import RecipeOptions
@@ -267,7 +268,11 @@ class EpochRun(ABC, Generic[B]):
         options, batches = self.options, self.batches
         trainer = self.trainer
         every: Iterable[B] = batches
-        self.ahead = ReadAhead(every, trainer.model, trainer.keys_of, self.ahead_options)
+        foretold: Foretold[B] | None = None
+        if self.ahead_options.schedule:
+            left = self.per_epoch * (options.recipe.epochs - batches.epoch_of(self.step))
+            foretold = Foretold(watched(copy.copy(batches), sink, left), repeats=False)
+        self.ahead = ReadAhead(every, trainer.model, trainer.keys_of, self.ahead_options, foretold)
         with (
             Task(sink, "training", self.per_epoch * options.recipe.epochs) as task,
             self.ahead,

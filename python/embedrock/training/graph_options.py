@@ -46,6 +46,11 @@ class GraphOptions(RecipeOptions):
                 "pipeline is for triples in random order: partitions are in memory before they "
                 "are trained; leave one of the two out"
             )
+        if self.partitions is not None and self.schedule:
+            raise MisuseError(
+                "schedule is for triples in random order: partitions are in memory before they "
+                "are trained; leave one of the two out"
+            )
         super().check()
 
     def files(self) -> dict[str, Path]:

@@ -83,7 +83,7 @@ class _Run(epoch_run.EpochRun[kge.TripleBatch]):
         """Partitions announce themselves: nothing else looks ahead."""
         super().__post_init__()
         if isinstance(self.batches, embedrock.PartitionedEdges):
-            self.ahead_options = replace(self.options, lookahead_depth=0)
+            self.ahead_options = replace(self.options, lookahead_depth=0, schedule=False)
 
     def stored(self) -> dict[str, Any]:
         """Sizes of partitions, which `auto` took from the memory of the first process."""

@@ -26,7 +26,7 @@ from embedrock.models.base import ClickModel
 from embedrock.observe.step_report import StepReport
 from embedrock.report.progress import Sink, Task
 from embedrock.store import Store
-from embedrock.training.batches import ReadAhead, all_epochs
+from embedrock.training.batches import ReadAhead, all_epochs, foretold
 from embedrock.training.history import History
 from embedrock.training.interrupt import Interrupt
 from embedrock.training.models import over_store
@@ -281,6 +281,7 @@ def _train_epochs(run: _Run, sink: Sink, interrupt: Interrupt) -> None:
         run.model,
         run.model.embeddings.keys_of,
         options,
+        foretold(run.dataset, recipe, run.position, sink) if options.schedule else None,
     )
     with (
         Task(sink, "training", per_epoch * recipe.epochs) as task,

@@ -43,6 +43,8 @@ class RunOptions(ABC):
     #: together; None: as `embedrock.open` has it.
     window_bytes: int | None = None
     window_group: int | None = None
+    #: Batches are announced with their place in a schedule of the whole run, which is made first.
+    schedule: bool = False
     #: Rows are read and updated on threads beside the trainer's, where that is faster.
     pipeline: bool = False
     #: Batches whose rows a pipeline reads ahead; None: 2, more with a staleness bound.
@@ -76,6 +78,11 @@ class RunOptions(ABC):
                     f"{name} is {value}, but lookahead_depth is 0: no batch is announced; leave "
                     f"one of the two out"
                 )
+        if self.schedule and self.lookahead_depth == 0:
+            raise MisuseError(
+                "schedule is set, but lookahead_depth is 0: no batch is announced; leave one of "
+                "the two out"
+            )
         staleness_bound_of(self.staleness_bound)
         if self.staleness_bound > 0 and not self.pipeline:
             raise MisuseError(
@@ -96,7 +103,11 @@ class RunOptions(ABC):
 
     def settings(self) -> dict[str, Any]:
         """All that a reader of results wants to know, as JSON."""
-        ahead = {"lookahead_depth": self.lookahead_depth, "read_ahead": self.read_ahead}
+        ahead = {
+            "lookahead_depth": self.lookahead_depth,
+            "read_ahead": self.read_ahead,
+            "schedule": self.schedule,
+        }
         return {**self.fixed(), **self.changeable(), **ahead, **self._window()}
 
     def _window(self) -> dict[str, int | None]:

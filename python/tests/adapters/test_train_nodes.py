@@ -67,13 +67,14 @@ def test_a_run_that_was_stopped_and_resumed_ends_with_the_same_bits(
     whole = train(options_of(tmp_path, "whole", model, **given))
     assert whole["step"] > 8
     for stop in (1, 7):
-        options = options_of(tmp_path, f"stopped-{stop}", model, **given)
+        options = options_of(tmp_path, f"stopped-{stop}", model, **given, schedule=True)
         with monkeypatch.context() as patched:
             patched.setattr(epoch_run, "Interrupt", lambda steps=stop: _After(steps))
             first = train(options)
         assert (first["interrupted"], first["step"], first["measured"]) == (True, stop, {})
+        assert first["lookahead"]["scheduled"] >= stop, "batches are those of the schedule"
         # Without look-ahead: how many batches are drawn ahead changes nothing.
-        more = {} if "pipeline" in given else {"lookahead_depth": 0}
+        more = {} if "pipeline" in given else {"lookahead_depth": 0, "schedule": False}
         second = train(replace(options, resume=True, given=frozenset(), **more))
         assert (second["step"], second["measured"]) == (whole["step"], whole["measured"])
         assert digests(options.store) == digests(tmp_path / "whole")

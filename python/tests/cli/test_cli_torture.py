@@ -17,6 +17,7 @@ def torture(*arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.long
 def test_a_short_run_holds_and_says_what_it_did(tmp_path):
     report = tmp_path / "report.json"
     ran = torture("--seeds", "6", "--seed", "3", "--json", str(report))

@@ -61,6 +61,7 @@ def killed_at_random(folder: Path, kills: int, seed: int) -> None:
     print(f"{kills} kills, seed {seed}: resumed at {chain.resumed}, then to step {last}")
 
 
+@pytest.mark.long
 def test_ranks_killed_at_random_moments_go_on_from_a_common_step(tmp_path: Path) -> None:
     kills = int(os.environ.get("EMBEDROCK_RANK_KILLS", "3"))
     killed_at_random(tmp_path, kills, int(os.environ.get("EMBEDROCK_SEED", "1")))

@@ -448,6 +448,7 @@ def committed(path: Path) -> int:
         return 0 if found is None else int(json.loads(found)["position"]["records"])
 
 
+@pytest.mark.long
 def test_a_follower_that_is_killed_again_and_again_applies_each_record_once(
     tmp_path: Path, path: Path, log: LogWriter
 ) -> None:

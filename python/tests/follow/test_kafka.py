@@ -77,6 +77,7 @@ def test_a_topic_of_several_partitions_is_applied_once_in_parts(
             source.poll()
 
 
+@pytest.mark.long
 def test_a_partition_that_is_added_later_is_followed(path: Path, broker: Broker) -> None:
     url = broker.create("growing", 1)
     send(url, (b"rows:1", row(1)))

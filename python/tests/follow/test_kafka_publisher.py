@@ -24,6 +24,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "s"
 
 
+@pytest.mark.long
 def test_a_compacted_topic_has_the_changes_of_each_commit(
     tmp_path: Path, path: Path, broker: Broker
 ) -> None:

@@ -60,13 +60,15 @@ def test_a_run_that_was_stopped_and_resumed_ends_with_the_same_bits(
     whole = train(options_of(tmp_path, "whole", model, **given))
     assert whole["step"] == 15
     for stop in (1, 7):
-        options = options_of(tmp_path, f"stopped-{stop}", model, **given)
+        options = options_of(tmp_path, f"stopped-{stop}", model, **given, schedule=True)
         with monkeypatch.context() as patched:
             patched.setattr(epoch_run, "Interrupt", lambda steps=stop: _After(steps))
             first = train(options)
         assert (first["interrupted"], first["step"], first["ranks"]) == (True, stop, {})
         second = train(replace(options, resume=True, given=frozenset()))
         assert (second["step"], second["ranks"]) == (15, whole["ranks"])
+        for run, steps in ((first, stop), (second, 15 - stop)):
+            assert run["lookahead"]["scheduled"] >= steps, "batches are those of the schedule"
         assert digests(options.store) == digests(tmp_path / "whole")
     assert {part: int(ranks["queries"]) for part, ranks in whole["ranks"].items()} == {
         "valid": 68,
@@ -168,3 +170,5 @@ def test_options_of_partitions_that_do_not_go_together(tmp_path: Path) -> None:
         train(options_of(tmp_path, "s", order="beta"))
     with pytest.raises(MisuseError, match="pipeline is for triples in random order"):
         train(options_of(tmp_path, "s", partitions=4, pipeline=True))
+    with pytest.raises(MisuseError, match="schedule is for triples in random order"):
+        train(options_of(tmp_path, "s", partitions=4, schedule=True))

@@ -142,6 +142,7 @@ def test_pinned_commits_that_the_journal_has_dropped_are_pushed(
             commit(store, 8, pin="again")
 
 
+@pytest.mark.long
 def test_a_writer_that_never_rests_is_pushed_ten_times(tmp_path: Path, url: str) -> None:
     path = tmp_path / "s"
     committed: dict[int, Any] = {}
@@ -220,6 +221,7 @@ print(count[0])
 """
 
 
+@pytest.mark.long
 def test_a_push_that_is_killed_at_any_request_leaves_the_last_one(
     tmp_path: Path, url: str, folder: Path
 ) -> None:

@@ -155,6 +155,7 @@ def test_a_step_that_is_gone_when_the_last_store_is_held_gives_way_to_a_newer_on
     assert contents_of(tmp_path / "back") == trained.then[6]
 
 
+@pytest.mark.long
 def test_a_push_of_a_run_that_dies_at_any_request_leaves_the_last_one(
     tmp_path: Path, url: str
 ) -> None:

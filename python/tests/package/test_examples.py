@@ -33,6 +33,7 @@ NEEDS_TORCH = {
     "restore_best",
     "recommend_items",
     "train_at_a_server",
+    "schedule_epochs",
     "tutorial_read",
     "tutorial_service_pull",
     "tutorial_service_train",
@@ -156,6 +157,9 @@ SAYS = {
     "rows_in_parquet": (
         r"\['key', 'embedding', 'state'\]\nequal, state too: True\n59 rows of small keys\n"
     ),
+    "schedule_epochs": (
+        r"\d\d,\d\d\d pages without a schedule, \d\d?,\d\d\d with one\nthe same rows: True\n"
+    ),
     "serve": r"step 2: row 7 is 0\.75\nstep 3: row 7 is 0\.5\n",
     "torchrec_model": r"loss 0\.[5-9]\d to 0\.[0-3]\d\n",
     "train_on_a_graph": (
@@ -259,6 +263,7 @@ def test_ranks_train_together_are_killed_and_go_on_together(tmp_path: Path) -> N
     assert counts[0][0] + counts[1][0] == counts[0][1] == counts[1][1]
 
 
+@pytest.mark.long
 def test_the_tutorial_trains_is_killed_goes_on_and_is_read(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with withtorch.Process(words("tutorial_train"), cwd=tmp_path, env=environment()) as trainer:
@@ -281,6 +286,7 @@ def test_the_tutorial_trains_is_killed_goes_on_and_is_read(tmp_path: Path) -> No
     assert (tmp_path / "items.npy").stat().st_size > 200_000 * 32 * 4
 
 
+@pytest.mark.long
 def test_the_serving_tutorial_makes_a_log_places_freezes_and_serves(tmp_path: Path) -> None:
     said = run(tmp_path, "tutorial_clicks")
     assert said == "30,000 sessions in clicks.txt, 20,000 rows trained in 30 steps\n"
@@ -310,6 +316,7 @@ def test_the_serving_tutorial_makes_a_log_places_freezes_and_serves(tmp_path: Pa
     assert placed < 0.6 * plain
 
 
+@pytest.mark.long
 def test_the_service_tutorial_trains_serves_pulls_and_moves_on(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     page = (ROOT / "docs" / "tutorial-service.md").read_text()

@@ -22,7 +22,8 @@ import embedrock
 from embedrock import _core, follow, initializers, nn, optim, optimizers, weights
 from embedrock.ahead.permits import Permit, Permits
 from embedrock.ahead.prefetch import Prefetch
-from embedrock.ahead.window import BatchSchedule, Window
+from embedrock.ahead.schedule import BatchSchedule, Schedule
+from embedrock.ahead.window import Window
 from embedrock.errors import EmbedrockError
 from embedrock.observe.recording import Recording
 from embedrock.remote import RemoteStore, RemoteTable
@@ -66,6 +67,10 @@ class World:
     @cached_property
     def ranged(self) -> embedrock.Table:
         return self.store.table("ranged", 4, num_embeddings=50, optimizer="sgd")
+
+    @cached_property
+    def scheduled(self) -> Schedule:
+        return embedrock.schedule([{self.table: KEYS}], self.path / "ads.schedule")
 
     def more_rows(self) -> nn.Embedding:
         return nn.Embedding(None, 4, store=self.store, name="more", optimizer="sgd")
@@ -220,6 +225,16 @@ CALLS: dict[str, tuple[Callable[[World], Any], Callable[[World], Arguments]]] = 
         lambda w: BatchSchedule,
         lambda w: {"stretch": 0, "stretch_batches": 1, "furthest": 1, "next_use": {}},
     ),
+    "schedule": (
+        lambda w: embedrock.schedule,
+        lambda w: {"batches": [{w.table: KEYS}], "path": w.new_path()},
+    ),
+    "Schedule": (lambda w: Schedule, lambda w: {"path": w.scheduled.path}),
+    "Schedule.batch": (
+        lambda w: w.scheduled.batch,
+        lambda w: {"number": 0, "keys": {w.table: KEYS}},
+    ),
+    "Schedule.find": (lambda w: w.scheduled.find, lambda w: {"keys": {w.table: KEYS}}),
     "Window.begin": (lambda w: w.store.window.begin, lambda w: {"number": 1}),
     "Window.finish": (lambda w: w.store.window.finish, lambda w: {"number": 1}),
     "Permits.acquire": (lambda w: w.store.permits().acquire, lambda w: {"batch": {w.table: KEYS}}),
@@ -625,7 +640,7 @@ def public_callables() -> Iterator[str]:
     owners += [embedrock.PendingCommit, embedrock.StepReport, embedrock.LookaheadLoader]
     owners += [embedrock.Pipeline, nn.Embedding, nn.EmbeddingBag, nn.EmbeddingBagCollection]
     owners += [optim.RowOptimizer, follow.LogWriter, follow.LogReader, follow.Follower]
-    owners += [RemoteStore, RemoteTable]
+    owners += [RemoteStore, RemoteTable, Schedule]
     for owner in owners:
         for name, method in vars(owner).items():
             public = not name.startswith("_") or name == "__contains__"

@@ -49,7 +49,7 @@ def test_batches_come_as_they_are_and_in_order(store: embedrock.Store, window: A
     assert all(a is b for a, b in zip(loader, given, strict=True))
     assert all(a is b for a, b in zip(loader, given, strict=True))  # a second pass
     counts = {"handed_out": 20, "announced": 20, "refused": 0, "skipped": 0}
-    assert loader.stats() == {**counts, "resident": 0, "set_aside": 0}
+    assert loader.stats() == {**counts, "resident": 0, "set_aside": 0, "scheduled": 0}
     assert len(loader) == 20
 
 
@@ -202,7 +202,7 @@ def test_keys_that_a_window_refuses_for_good_are_an_error_of_their_batch(
 ) -> None:
     announce = window.announce
 
-    def strict(batch: Any) -> int | None:
+    def strict(batch: Any, *, schedule: Any = None) -> int | None:
         if any((keys > 2).any() for keys in batch.values()):
             raise KeyRangeError("keys[0] is 3")
         return announce(batch)

@@ -201,6 +201,7 @@ def test_buckets_move_while_clients_read(whole: Path, tmp_path: Path, readers: R
         ours.close()
 
 
+@pytest.mark.long
 def test_a_server_is_killed_while_clients_read(
     whole: Path, tmp_path: Path, readers: Readers
 ) -> None:

@@ -317,6 +317,7 @@ def test_a_store_that_is_here_is_asked_as_one_of_a_server(filled: Path) -> None:
         assert answer is out and out[0, 0] == 3 and found.tolist() == [True]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="tells memory on Linux alone")
 def test_memory_of_clients_that_left_is_given_back(filled: Path) -> None:
     def resident() -> int:

@@ -168,7 +168,7 @@ def test_the_parts_of_pmem_name_those_before_them_alone() -> None:
     assert upwards("hash.rs", planted) == ["rows::Rows"]
 
 
-@pytest.mark.parametrize("crate", ["placement", "pmem"])
+@pytest.mark.parametrize("crate", ["placement", "pmem", "schedule"])
 def test_crates_of_pure_parts_see_no_other_crate_of_ours(crate: str) -> None:
     manifest = (ENGINE.parents[1] / crate / "Cargo.toml").read_text(encoding="utf-8")
     assert "embedrock-" not in manifest.replace(f'name = "embedrock-{crate}"', "")
@@ -179,7 +179,8 @@ CRATES = {
     "core": {"pmem"},
     "placement": set(),
     "pmem": set(),
-    "python": {"core", "placement", "server", "torture"},
+    "python": {"core", "placement", "schedule", "server", "torture"},
+    "schedule": set(),
     "server": {"core", "pmem"},
     "torture": {"core"},
 }

@@ -197,6 +197,7 @@ def one_thread() -> Iterator[None]:
     torch.set_rng_state(state)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_thread")
 def test_killed_trainings_resume_bit_for_bit_at_the_last_save(tmp_path: Path) -> None:
     kills = max(1, int(os.environ.get("EMBEDROCK_KILLS", "3")))

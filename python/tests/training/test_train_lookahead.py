@@ -35,6 +35,8 @@ MODES: dict[str, dict[str, Any]] = {
     "plain": {"lookahead_depth": 0},
     "one ahead": {"lookahead_depth": 1},
     "look-ahead": {},
+    "schedule": {"schedule": True},
+    "schedule and pipeline": {"schedule": True, "pipeline": True},
     "pipeline": {"lookahead_depth": 0, "pipeline": True},
     "both": {"pipeline": True},
     "all settings": {
@@ -97,6 +99,8 @@ def test_losses_and_rows_have_the_same_bits_however_they_were_read(
     np.testing.assert_array_equal(losses, plain["losses"])
     assert result["log_loss"] == plain["result"]["log_loss"]
     assert digests(tmp_path / "store") == plain["digests"]
+    if "schedule" in mode:
+        assert result["lookahead"]["scheduled"] == STEPS
     window = result["window"]
     # Other programs may have all cores: then the loop reads by itself.
     assert window["rows_loaded"] > 1000 or window["starved"], window

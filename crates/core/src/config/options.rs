@@ -281,8 +281,9 @@ pub struct StoreOptions {
     /// device.
     pub page_bytes: Option<usize>,
     /// Unit of allocation and cleaning of row classes created from here on, a power of two from
-    /// 16 pages to 4 MiB; `None` takes 1/64 (under a disk bound 1/512) of what the first table of
-    /// the class will hold, at least 256 KiB where `max_disk_bytes` leaves room for that.
+    /// 16 pages to 4 MiB; `None` takes 1/512 (1/64 of other storages than logs, without a disk
+    /// bound) of what the first table of the class will hold, at least 256 KiB where
+    /// `max_disk_bytes` leaves room for that.
     pub segment_bytes: Option<u64>,
     /// The directory for partitions of lsm tables, apart from the store. The store remembers it;
     /// name it again only if the directory was moved.

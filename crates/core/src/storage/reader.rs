@@ -14,6 +14,9 @@ use std::time::Instant;
 /// took 2.5 to 2.65, same rate), and what they take of the depth is small.
 const TOGETHER: usize = 8;
 
+/// Of the pages of a dense request so many of so many at least are wanted.
+const DENSE: (usize, usize) = (4, 5);
+
 /// A queue and the rule for merging neighbours.
 pub(crate) struct PageReader {
     queue: Box<dyn Queue>,
@@ -21,14 +24,16 @@ pub(crate) struct PageReader {
     done: Vec<Completion>,
     /// Seconds a request of 1, 2, 3 … pages takes at full depth.
     cost: Vec<f64>,
+    /// Whether hardly a page is to be read in vain.
+    dense: bool,
     /// Requests planned: first wanted page index, one past the last.
     plan: Vec<(u32, u32)>,
 }
 
 impl PageReader {
     /// A reader whose requests are of one page, or with `merge` of as many as the longest buffer of
-    /// the queue holds. Without a curve neighbours are merged only when no page between them is
-    /// read in vain.
+    /// the queue holds. Without a curve at most one page between two that are wanted is read in
+    /// vain.
     pub(crate) fn new(
         queue: Box<dyn Queue>,
         page_bytes: usize,
@@ -42,7 +47,13 @@ impl PageReader {
                 None => 1.0 + 0.5 * pages as f64,
             })
             .collect();
-        Self { queue, done: Vec::new(), cost, plan: Vec::new() }
+        Self { queue, done: Vec::new(), cost, dense: false, plan: Vec::new() }
+    }
+
+    /// The same reader, whose requests are so long that time goes by their bytes: hardly a page of
+    /// one is read in vain, whatever the curve says.
+    pub(crate) fn dense(self) -> Self {
+        Self { dense: true, ..self }
     }
 
     /// Cuts sorted distinct pages into requests: a page joins its left neighbour when one longer
@@ -56,6 +67,7 @@ impl PageReader {
                 let before = (pages[i - 1].page - pages[begin].page) as usize + 1;
                 span <= self.cost.len()
                     && self.cost[span - 1] < self.cost[before - 1] + self.cost[0]
+                    && (!self.dense || DENSE.0 * span <= DENSE.1 * (i + 1 - begin))
             };
             if !joins {
                 self.plan.push((begin as u32, i as u32));
@@ -226,14 +238,13 @@ mod tests {
         file
     }
 
-    fn pages_and_reader(depth: usize, merge: bool) -> (Pages, PageReader) {
+    fn pages_and_reader(depth: usize, merge: usize) -> (Pages, PageReader) {
         let medium = SimMedium::new(1);
         let layout = PageLayout::new(512, 64, 0, 7).unwrap();
         let files = [0, 1].map(|number| file_of_pages(&medium, &layout, number));
-        let longest = if merge { 4 * 512 } else { 512 };
-        let buffers = Buffers::sharing(depth * 512, 512, longest);
+        let buffers = Buffers::sharing(depth * 512, 512, merge * 512);
         let queue = medium.queue(depth, buffers).unwrap();
-        let reader = PageReader::new(queue, layout.page_bytes, None, merge);
+        let reader = PageReader::new(queue, layout.page_bytes, None, merge > 1);
         (Pages { layout, files }, reader)
     }
 
@@ -251,7 +262,7 @@ mod tests {
             (6, 9, true),
             (16, 30, true),
         ] {
-            let (source, mut reader) = pages_and_reader(depth, merge);
+            let (source, mut reader) = pages_and_reader(depth, if merge { 4 } else { 1 });
             // Runs of 1 to 6 pages, so that buffers of several lengths take turns.
             let of_file = |file: u16| {
                 let pages = (1..=PAGES).filter(|p| !p.is_multiple_of(7) && p % 9 != 4);
@@ -281,6 +292,36 @@ mod tests {
             let report = report.unwrap();
             assert_eq!(report.pages, pages.len() as u64);
             assert_eq!(merge, report.requests < report.pages);
+        }
+    }
+
+    #[test]
+    fn a_dense_request_has_one_page_of_five_in_vain_at_most() {
+        let read = |merge, is_dense, wanted: &[u32]| {
+            let (source, reader) = pages_and_reader(16, merge);
+            let mut reader = if is_dense { reader.dense() } else { reader };
+            let pages = wanted.iter().map(|page| PageAddress { file: 0, page: *page });
+            let pages: Vec<PageAddress> = pages.collect();
+            let mut seen = Vec::new();
+            let report = reader.read(&source, &pages, &mut |at, page| {
+                assert_eq!(source.layout.entry(page, 0), (0, u64::from(at.page)));
+                seen.push(at.page);
+                Ok(())
+            });
+            seen.sort_unstable();
+            assert_eq!(seen, wanted);
+            let report = report.unwrap();
+            (report.requests, report.bytes / 512)
+        };
+        for (wanted, cheaper, dense) in [
+            (&[1, 2, 3, 4, 5, 6][..], (1, 6), (1, 6)),
+            (&[1, 3, 5, 7], (1, 7), (4, 4)),
+            (&[1, 2, 4, 6, 7, 8], (1, 8), (3, 6)),
+            (&[1, 2, 3, 4, 6, 7, 9], (2, 8), (2, 8)),
+        ] {
+            assert_eq!(read(1, true, wanted), (wanted.len() as u64, wanted.len() as u64));
+            assert_eq!(read(8, false, wanted), cheaper, "{wanted:?}");
+            assert_eq!(read(8, true, wanted), dense, "{wanted:?}");
         }
     }
 }

@@ -185,6 +185,13 @@ pub(crate) trait StorageStretches {
         Ok(())
     }
 
+    /// Makes room ready in which `rows` more rows find the segments of their own stretches, beside
+    /// `spare` bytes; without it some go to those of others, where there is room for them already.
+    fn reserve_apart(&mut self, rows: u64, spare: u64) -> Result<()> {
+        let _ = (rows, spare);
+        Ok(())
+    }
+
     /// Takes them back. May wait for the device.
     fn close_stretches(&mut self) -> Result<()> {
         Ok(())

@@ -105,9 +105,10 @@ const WINDOW_PER_READER: u64 = 8;
 /// neighbours; so many in flight, because its threads get a core in turns; the memory of all, and
 /// of how many pages that is at least. `docs/decisions/0009` has the measurements.
 const AHEAD_REQUEST_BYTES: usize = 32 << 10;
-/// Where ranges are read, whose pages are neighbours as a rule, requests are longer, and fewer.
-const RANGE_REQUEST_BYTES: usize = 256 << 10;
-const RANGE_REQUESTS_MIN: usize = 8;
+/// Where ranges are read, or stretches of a schedule, whose pages are neighbours as a rule,
+/// requests are longer, and fewer.
+const LONG_REQUEST_BYTES: usize = 256 << 10;
+const LONG_REQUESTS_MIN: usize = 8;
 const AHEAD_DEPTH_MAX: usize = 256;
 const AHEAD_BYTES: usize = 3 << 20;
 const AHEAD_PAGES_MIN: usize = 96;
@@ -306,14 +307,14 @@ impl Class {
 
     /// Requests that a look-ahead window has in flight and the buffers that it reads with, where
     /// the class has a `share` of the window's bytes; none when it takes those of the verbs. `long`
-    /// ones are for ranges.
+    /// ones are for ranges and stretches.
     fn ahead_buffers(&self, share: u64, long: bool) -> Option<(usize, Buffers)> {
         let page = self.record.page_bytes;
         let bytes = AHEAD_BYTES.max(AHEAD_PAGES_MIN * page);
         let bytes = bytes.min((share / WINDOW_PER_READER) as usize);
         (bytes >= AHEAD_REQUESTS_MIN * page).then(|| {
             let (requests, most) = match long {
-                true => (RANGE_REQUESTS_MIN, RANGE_REQUEST_BYTES),
+                true => (LONG_REQUESTS_MIN, LONG_REQUEST_BYTES),
                 false => (AHEAD_REQUESTS_MIN, AHEAD_REQUEST_BYTES),
             };
             let longest = pow2_below(bytes / requests).min(most).max(page);
@@ -350,7 +351,8 @@ impl Class {
             && let Some((depth, buffers)) = self.ahead_buffers(share, long)
         {
             let bytes = buffers.queue_bytes(depth) as u64;
-            let readers = vec![self.reader(depth, buffers, medium, merge)?];
+            let reader = self.reader(depth, buffers, medium, merge)?;
+            let readers = vec![if long { reader.dense() } else { reader }];
             *ahead = Some(Ahead { bytes, readers: Arc::new(Pool::new(readers)) });
         }
         Ok(())

@@ -464,6 +464,7 @@ impl Inner {
         let page_bytes = self.affordable_page(engine, spec, &class)?;
         class.record.page_bytes = page_bytes;
         class.record.segment_bytes = storage::choose_segment(&ClassNeed {
+            storage: spec.storage,
             row_bytes,
             page_bytes,
             rows: new_rows_to_come(spec),

@@ -29,10 +29,15 @@ pub(super) fn announce_scheduled(
     batch: &[ScheduledParts<'_>],
     scheduled: core::ScheduledBatch,
 ) -> PyResult<Option<u64>> {
+    // As the engine has it: one more, and 0 where nobody knows.
+    let number = |stretches: &i32| stretches.saturating_add(1).clamp(0, u16::MAX.into()) as u16;
+    let mut uses = Vec::with_capacity(batch.len());
+    for (_, _, next) in batch {
+        uses.push(next.as_slice()?.iter().map(number).collect::<Vec<_>>());
+    }
     let mut parts = Vec::with_capacity(batch.len());
-    for (table, keys, next) in batch {
-        let (keys, next) = (keys.as_slice(), next.as_slice()?);
-        parts.push(core::LookaheadBatch { table: table.0, keys, next });
+    for ((table, keys, _), next) in batch.iter().zip(&uses) {
+        parts.push(core::LookaheadBatch { table: table.0, keys: keys.as_slice(), next });
     }
     py.call_engine(|| store.announce_scheduled(&parts, scheduled)).or_raise(py)
 }

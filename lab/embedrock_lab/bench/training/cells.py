@@ -8,13 +8,14 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-__all__ = ["LOOKAHEAD", "PIPELINE", "PLAIN", "TORCH", "WAYS", "Cell", "rate", "ratio", "said"]
-__all__ += ["share"]
+__all__ = ["LOOKAHEAD", "PIPELINE", "PLAIN", "SCHEDULE", "TORCH", "WAYS", "Cell", "rate"]
+__all__ += ["ratio", "said", "share"]
 
 TORCH = "torch"
 PLAIN = "plain"
 LOOKAHEAD = "lookahead"
 PIPELINE = "pipeline"
+SCHEDULE = "schedule"
 WAYS = {
     TORCH: "PyTorch in memory",
     PLAIN: "plain loop",
@@ -22,6 +23,7 @@ WAYS = {
     PIPELINE: "look-ahead and pipeline",
 }
 """The ways to run a training, in the order in which they are shown, and how each is called."""
+_CALLED = {**WAYS, SCHEDULE: "schedule"}
 
 Cell = dict[str, Any]
 
@@ -45,6 +47,6 @@ def share(cell: Cell, way: str) -> float:
 def said(cell: Cell) -> str:
     """A cell for whoever waits."""
     shares = ", ".join(
-        f"{WAYS[way]} {share(cell, way):.2f}" for way in cell["ways"] if way != TORCH
+        f"{_CALLED[way]} {share(cell, way):.2f}" for way in cell["ways"] if way != TORCH
     )
     return f"{rate(cell, TORCH):,.0f} samples/s in memory; of that {shares}"

@@ -8,6 +8,7 @@ each over the batches of one stretch, through a loader that was made once, as ep
 from __future__ import annotations
 
 import contextlib
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,12 +17,12 @@ from typing import Any
 import torch
 
 import embedrock
-from embedrock_lab.bench.training.cells import LOOKAHEAD, PIPELINE, PLAIN, TORCH
+from embedrock_lab.bench.training.cells import LOOKAHEAD, PIPELINE, PLAIN, SCHEDULE, TORCH
 from embedrock_lab.bench.training.load import Load
 from embedrock_lab.bench.training.places import InMemory, InStore, open_least, total
 from embedrock_lab.measure.noise import Timed
 
-__all__ = ["Loop", "OverStore", "Ways", "bound_of", "train"]
+__all__ = ["Loop", "OverStore", "Shuffled", "Stretch", "Ways", "bound_of", "train"]
 
 DEPTH = 512
 """``LookaheadLoader``'s own default."""
@@ -61,12 +62,40 @@ class Stretch:
         return len(self.batches)
 
 
+class Shuffled(torch.utils.data.DataLoader[Any]):  # type: ignore[misc]
+    """The same batches in a new order in each pass, which is that of a seed."""
+
+    def __init__(self, batches: Sequence[Any], seed: int) -> None:
+        """Takes the batches of an epoch."""
+        self.batches: Sequence[Any] = batches
+        super().__init__(
+            _Items(batches),
+            batch_size=1,
+            shuffle=True,
+            collate_fn=operator.itemgetter(0),
+            generator=torch.Generator().manual_seed(seed),
+        )
+
+
+class _Items(torch.utils.data.Dataset[Any]):  # type: ignore[misc]
+    """Batches as the samples of a data set."""
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._batches[index]
+
+
 class Loop:
     """PyTorch in memory."""
 
-    def __init__(self, load: Load, seed: int) -> None:
-        """Makes the model; ``seed`` is that of its dense part."""
-        self.load, self.stretch = load, Stretch()
+    def __init__(self, load: Load, seed: int, source: Any) -> None:
+        """Makes the model; ``seed`` is that of its dense part. ``source`` gives the batches."""
+        self.load, self.stretch = load, source
         torch.manual_seed(seed)
         self.model, self.optimizers = self._make()
         self.loader: Iterable[Any] = self.stretch
@@ -117,15 +146,20 @@ class OverStore(Loop):
         way: str,
         announce: bool | None,
         stack: contextlib.ExitStack,
+        source: Any,
     ) -> None:
         """Opens the store, which is closed with the stack, and fills its cache."""
         self.store, self.memory_bytes = open_least(load, path, memory_bytes)
         stack.callback(self._close)
-        super().__init__(load, seed)
+        super().__init__(load, seed, source)
         self.store.warm()
-        if way in (LOOKAHEAD, PIPELINE):
+        if way in (LOOKAHEAD, PIPELINE, SCHEDULE):
             self.ahead = embedrock.LookaheadLoader(
-                self.stretch, self.model, DEPTH, announce=announce
+                self.stretch,
+                self.model,
+                DEPTH,
+                announce=announce,
+                schedule="epoch" if way == SCHEDULE else None,
             )
             self.loader = self.ahead
         if way == PIPELINE:
@@ -218,14 +252,16 @@ class Ways:
         stack: contextlib.ExitStack,
         announce: bool | None = None,
         kinds: tuple[type[Loop], type[OverStore]] = (Loop, OverStore),
+        source: Callable[[], Any] = Stretch,
     ) -> None:
-        """Opens the store of each way, with ``memory`` per cent of the load's bytes."""
+        """Opens the store of each way, with ``memory`` per cent of the load's bytes. ``source``
+        makes a loader for each."""
         in_memory, over_store = kinds
         self.load, self.memory = load, memory
         self.budget = int(load.bytes * memory / 100)
-        self.twin = in_memory(load, seed)
+        self.twin = in_memory(load, seed, source())
         self.over = {
-            way: over_store(load, seed, path, self.budget, way, announce, stack)
+            way: over_store(load, seed, path, self.budget, way, announce, stack, source())
             for way, path in stores.items()
         }
         self.all: dict[str, Loop] = {TORCH: self.twin, **self.over}
@@ -249,10 +285,10 @@ class Ways:
         return {way: torch.stack(one.losses) for way, one in self.all.items()}
 
     def unlike(self) -> int:
-        """How many losses of other ways over stores are not those of the plain loop, to the bit."""
+        """How many losses of other ways over stores are not those of the first, to the bit."""
         losses = self.losses()
-        others = [losses[way] for way in self.over if way != PLAIN]
-        return sum(int((other != losses[PLAIN]).sum()) for other in others)
+        first, *others = [losses[way] for way in self.over]
+        return sum(int((other != first).sum()) for other in others)
 
     def found(self) -> dict[str, Any]:
         """What the rounds took, and with how much memory."""

@@ -3,6 +3,7 @@
 use super::demand::PARKED_ROWS_MIN;
 use super::file::write_header;
 use super::{ClassLog, SEGMENT_BYTES_MAX, SEGMENT_PAGES_MIN, Segments, TableIndex, Writer};
+use crate::config::StorageKind;
 use crate::error::{Result, bail};
 use crate::index::{DenseIndex, SparseIndex};
 use crate::io::{Buffers, File, Medium};
@@ -16,9 +17,15 @@ const SEGMENT_BYTES_USUAL: u64 = 256 << 10;
 /// Chunks, of a page each, of a log that no plan has equipped.
 const BARE_CHUNKS: usize = 2;
 
+/// Segments that a table fills, where the disk bound does not say otherwise.
+const SEGMENTS_OF_LOG: u64 = 512;
+const SEGMENTS_OF_OTHERS: u64 = 64;
+
 /// The future use of a row class, as far as it determines its segments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClassNeed {
+    /// How its rows are stored.
+    pub storage: StorageKind,
     /// Bytes of a row.
     pub row_bytes: usize,
     /// Bytes of a page.
@@ -40,11 +47,13 @@ fn is_size(bytes: u64, page_bytes: usize) -> bool {
     bytes.is_power_of_two() && sizes(page_bytes).contains(&bytes)
 }
 
-/// Segments that are 1/64 of what the table will hold, 1/512 under a disk bound, where every
-/// stream's open segment is room that nothing else can use; larger where the bound allows, for
-/// tables still to come share the class.
+/// Segments that are 1/512 of what the table will hold in a log: each append point of a stretch has
+/// one open, and those of stretches that are over become free as a whole. So many points as
+/// stretches need more pages in a segment than there are points: not smaller ones. Elsewhere 1/64,
+/// and 1/512 under a disk bound, where every stream's open segment is room that nothing else can
+/// use; larger where the bound allows, for tables still to come share the class.
 pub(crate) fn choose_segment(need: &ClassNeed) -> Result<u64> {
-    let ClassNeed { row_bytes, page_bytes, rows, max_disk_bytes, segment_bytes } = *need;
+    let ClassNeed { storage, row_bytes, page_bytes, rows, max_disk_bytes, segment_bytes } = *need;
     let least = *sizes(page_bytes).start();
     if let Some(bytes) = segment_bytes {
         if !is_size(bytes, page_bytes) {
@@ -59,7 +68,8 @@ pub(crate) fn choose_segment(need: &ClassNeed) -> Result<u64> {
     let expected = rows.unwrap_or(1 << 20).saturating_mul(row_bytes as u64);
     let most = max_disk_bytes.unwrap_or(u64::MAX);
     let floor = (most / 256).min(SEGMENT_BYTES_USUAL);
-    let parts = if max_disk_bytes.is_some() { 512 } else { 64 };
+    let is_log = storage == StorageKind::Log || max_disk_bytes.is_some();
+    let parts = if is_log { SEGMENTS_OF_LOG } else { SEGMENTS_OF_OTHERS };
     let wanted = (most.min(expected) / parts).max(floor).min(SEGMENT_BYTES_MAX);
     Ok(wanted.max(SEGMENT_BYTES_MIN).next_power_of_two().max(least))
 }
@@ -173,5 +183,37 @@ impl TableIndex {
                 TableIndex::Sparse(index, facts.salt)
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_is_a_512th_of_a_log_and_a_64th_of_other_tables_within_bounds() {
+        const MIB: u64 = 1 << 20;
+        let chosen = |storage, mib: u64, bound: Option<u64>| {
+            let need = ClassNeed {
+                storage,
+                row_bytes: 128,
+                page_bytes: 4096,
+                rows: Some(mib * MIB / 128),
+                max_disk_bytes: bound.map(|mib| mib * MIB),
+                segment_bytes: None,
+            };
+            choose_segment(&need).unwrap() >> 10
+        };
+        let (log, lsm) = (StorageKind::Log, StorageKind::Lsm);
+        assert_eq!(
+            [1, 128, 256, 300, 9000].map(|mib| chosen(log, mib, None)),
+            [256, 256, 512, 1024, 4096]
+        );
+        assert_eq!([1, 16, 32, 300].map(|mib| chosen(lsm, mib, None)), [256, 256, 512, 4096]);
+        // Under a bound they are alike, and a tight one has smaller ones.
+        for storage in [log, lsm] {
+            assert_eq!(chosen(storage, 256, Some(512)), 512);
+            assert_eq!(chosen(storage, 8, Some(12)), 64);
+        }
     }
 }

@@ -361,6 +361,12 @@ impl ClassLog {
         self.writer.page(slot / self.pages.layout.rows_per_page as u32)
     }
 
+    /// Rows of stretches that lie with those of another, for tests of whole stores.
+    #[cfg(test)]
+    pub(crate) fn strayed(&self) -> u64 {
+        self.writer.strayed()
+    }
+
     /// The segments, for tests of whole stores.
     #[cfg(test)]
     pub(crate) fn segments(&self) -> &Segments {

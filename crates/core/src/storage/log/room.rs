@@ -41,16 +41,6 @@ impl StorageSpace for ClassLog {
             return Ok(());
         }
         let growth = self.growth_for(rows, spare);
-        let (unsure, absent) = self.segments.not_ready();
-        let more = lacking.saturating_sub(unsure + absent);
-        let per_segment = self.pages_per_segment() * self.pages.layout.rows_per_page as u64;
-        if (u64::from(self.segments.count()) + more) * per_segment > u64::from(u32::MAX) {
-            bail!(
-                Full,
-                "{} would need more than 2^32 row slots; use a larger page or fewer rows a store",
-                self.pages.file.name()
-            );
-        }
         if growth > grow_bytes {
             bail!(
                 Full,
@@ -58,18 +48,7 @@ impl StorageSpace for ClassLog {
                 self.pages.file.name(),
             );
         }
-        if more > 0 {
-            self.fit_indexes(self.slots_with(more * self.segment_bytes))?;
-            // The longer file first: of all this it is what most likely fails.
-            let end = u64::from(self.segments.count()) * self.segment_bytes;
-            self.pages.file.allocate(end, more * self.segment_bytes)?;
-            for _ in 0..more {
-                self.segments.grow();
-            }
-        }
-        for _ in 0..lacking - more {
-            self.make_ready()?;
-        }
+        self.make_segments(lacking)?;
         assert_eq!(self.lacking_segments(rows, spare), 0, "less was made ready than was asked");
         Ok(())
     }
@@ -115,19 +94,25 @@ impl ClassLog {
         self.segment_bytes / self.pages.layout.page_bytes as u64
     }
 
-    /// Pages in free segments that `rows` more rows need.
-    fn pages_for(&self, rows: u64) -> u64 {
+    /// Pages in free segments that `rows` more rows need, where so many are left of those that are
+    /// being filled.
+    fn pages_for(&self, rows: u64, left: u64) -> u64 {
         // One page that is not full, and one that a commit seals for each append point.
         let needed =
             rows.div_ceil(self.pages.layout.rows_per_page as u64) + 1 + self.writer.points() as u64;
-        needed.saturating_sub(self.writer.pages_left(&self.segments))
+        needed.saturating_sub(left)
     }
 
     /// Segments that are to be made ready, so that `rows` more rows can be written and `spare`
     /// bytes are left, which are whole segments.
     fn lacking_segments(&self, rows: u64, spare: u64) -> u64 {
-        let needed =
-            self.pages_for(rows) + spare.div_ceil(self.segment_bytes) * self.pages_per_segment();
+        self.segments_for(rows, spare, self.writer.pages_left(&self.segments))
+    }
+
+    /// The same, where so many pages are left of the segments that are being filled.
+    pub(super) fn segments_for(&self, rows: u64, spare: u64, left: u64) -> u64 {
+        let needed = self.pages_for(rows, left)
+            + spare.div_ceil(self.segment_bytes) * self.pages_per_segment();
         let have = self.segments.available_pages();
         if have >= needed {
             return 0;
@@ -135,6 +120,33 @@ impl ClassLog {
         // The first segment gives a page to the header of the file.
         let header = u64::from(self.segments.count() == 0 || self.segments.first_is_unsure());
         (needed - have + header).div_ceil(self.pages_per_segment())
+    }
+
+    /// Makes so many segments ready.
+    pub(super) fn make_segments(&mut self, lacking: u64) -> Result<()> {
+        let (unsure, absent) = self.segments.not_ready();
+        let more = lacking.saturating_sub(unsure + absent);
+        let per_segment = self.pages_per_segment() * self.pages.layout.rows_per_page as u64;
+        if (u64::from(self.segments.count()) + more) * per_segment > u64::from(u32::MAX) {
+            bail!(
+                Full,
+                "{} would need more than 2^32 row slots; use a larger page or fewer rows a store",
+                self.pages.file.name()
+            );
+        }
+        if more > 0 {
+            self.fit_indexes(self.slots_with(more * self.segment_bytes))?;
+            // The longer file first: of all this it is what most likely fails.
+            let end = u64::from(self.segments.count()) * self.segment_bytes;
+            self.pages.file.allocate(end, more * self.segment_bytes)?;
+            for _ in 0..more {
+                self.segments.grow();
+            }
+        }
+        for _ in 0..lacking - more {
+            self.make_ready()?;
+        }
+        Ok(())
     }
 
     /// Makes one free segment ready.
@@ -157,7 +169,9 @@ impl ClassLog {
     /// `spare` bytes.
     pub(super) fn segments_to_keep(&self, unwritten: u64, spare: u64) -> u64 {
         spare.div_ceil(self.segment_bytes)
-            + self.pages_for(unwritten).div_ceil(self.pages_per_segment())
+            + self
+                .pages_for(unwritten, self.writer.pages_left(&self.segments))
+                .div_ceil(self.pages_per_segment())
     }
 
     /// Gives the room of neighbouring free segments back; false when no more can be given.

@@ -45,6 +45,15 @@ impl StorageStretches for ClassLog {
         Ok(())
     }
 
+    fn reserve_apart(&mut self, rows: u64, spare: u64) -> Result<()> {
+        if self.writer.stretch_points().is_none() {
+            return Ok(());
+        }
+        // What is left of the segment of one stretch is no room for rows of another.
+        let left = self.writer.pages_left_of_streams(&self.segments);
+        self.make_segments(self.segments_for(rows, spare, left))
+    }
+
     fn close_stretches(&mut self) -> Result<()> {
         if self.writer.stretch_points().is_some() {
             self.writer.finish(&mut self.segments)?;

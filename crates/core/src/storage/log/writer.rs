@@ -80,6 +80,9 @@ pub(crate) struct Writer {
     pages_written: u64,
     /// Slots of sealed pages that no row took, until somebody asks.
     unfilled: u64,
+    /// Rows that lie with those of another stretch, for want of a segment.
+    #[cfg(test)]
+    strayed: u64,
 }
 
 impl Writer {
@@ -106,6 +109,8 @@ impl Writer {
             sequence,
             pages_written: 0,
             unfilled: 0,
+            #[cfg(test)]
+            strayed: 0,
         }
     }
 
@@ -136,6 +141,15 @@ impl Writer {
 
     /// Pages that can still be begun in the segments being filled, open pages not counted.
     pub(crate) fn pages_left(&self, segments: &Segments) -> u64 {
+        Self::left_of(&self.points, segments)
+    }
+
+    /// The same, of segments that are not filled for stretches.
+    pub(super) fn pages_left_of_streams(&self, segments: &Segments) -> u64 {
+        Self::left_of(&self.points[..Stream::COUNT], segments)
+    }
+
+    fn left_of(points: &[AppendPoint], segments: &Segments) -> u64 {
         let left = |point: &AppendPoint| {
             let chunk =
                 point.open.as_ref().map_or(0, |c| c.capacity - c.pages - u32::from(c.rows > 0));
@@ -144,7 +158,7 @@ impl Writer {
                 .map_or(0, |(id, next)| segments.first_page(id) + segments.pages_of(id) - next);
             u64::from(chunk) + u64::from(segment)
         };
-        self.points.iter().map(left).sum()
+        points.iter().map(left).sum()
     }
 
     /// The bytes of a page that is still in memory, perhaps not sealed yet.
@@ -219,6 +233,10 @@ impl Writer {
     ) -> Result<u32> {
         self.check_sound()?;
         let at_point = self.open_point(segments, wanted)?;
+        #[cfg(test)]
+        {
+            self.strayed += u64::from(wanted >= Stream::COUNT && at_point != wanted);
+        }
         let chunk = self.points[at_point].open.as_mut().expect("a chunk was opened above");
         let page = chunk.first_page + chunk.pages;
         let bytes = match (chunk.buffer, &mut self.staging) {
@@ -456,6 +474,12 @@ impl Writer {
     /// The append points of stretches, where there are some.
     pub(super) fn stretch_points(&self) -> Option<StretchPoints> {
         self.staging.as_ref().map(Staging::points)
+    }
+
+    /// Rows of stretches that went to the pages of another one, or of a stream.
+    #[cfg(test)]
+    pub(crate) fn strayed(&self) -> u64 {
+        self.strayed
     }
 
     /// Bytes that they take.

@@ -107,7 +107,10 @@ impl Inner {
         let grow = |log: &mut dyn Storage, grow| log.reserve(rows, spare, grow);
         let result = self.charge_growth(log, rows, spare, grow);
         match &result {
-            Ok(()) => self.history.lock().refused.accept(Asker::Rows(id)),
+            Ok(()) => {
+                self.history.lock().refused.accept(Asker::Rows(id));
+                self.reserve_apart(log, rows, spare)?;
+            }
             Err(error) if error.kind() == ErrorKind::Full => {
                 // Those that were written before are on storage once it asks again.
                 let asked = class.reserved_rows.load(Ordering::Relaxed) + sealed;
@@ -116,6 +119,22 @@ impl Inner {
             Err(_) => {}
         }
         result
+    }
+
+    /// Makes room in which rows of each stretch find their own segment, where nothing bounds the
+    /// disk; what the device does not have is not missed.
+    fn reserve_apart(&self, log: &mut dyn Storage, rows: u64, spare: u64) -> Result<()> {
+        if self.options.max_disk_bytes.is_some() {
+            return Ok(());
+        }
+        let before = log.disk_bytes();
+        let reserved = log.reserve_apart(rows, spare);
+        let grown = log.disk_bytes().wrapping_sub(before);
+        self.rows_disk_bytes.fetch_add(grown, Ordering::Relaxed);
+        match reserved {
+            Err(error) if error.kind() == ErrorKind::Full => Ok(()),
+            reserved => reserved,
+        }
     }
 
     /// Makes room once more for what was reserved, after the log has more append points: rows of

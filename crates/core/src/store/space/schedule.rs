@@ -48,6 +48,8 @@ struct State {
     looked: Option<Instant>,
     left_s: f64,
     counted: Counted,
+    /// Requests so far, where tests have every other one admitted, whatever the time.
+    turns: Option<u64>,
 }
 
 /// Says when upkeep runs.
@@ -77,6 +79,7 @@ impl Scheduler {
         }
         let mut state = self.state.lock();
         let covered = match self.kind {
+            _ if state.turns.is_some() => state.is_turn(),
             UpkeepScheduler::Off => true,
             UpkeepScheduler::Gate => ahead().is_none_or(|ahead| ahead > state.means[work as usize]),
             UpkeepScheduler::Share => state.is_due(now),
@@ -84,6 +87,13 @@ impl Scheduler {
         let admits = covered || is_pressed();
         state.counted.put_off += u64::from(!admits);
         admits
+    }
+
+    /// From here on every other request is admitted, as if its time had come: who replays a run
+    /// has not its times.
+    #[cfg(any(test, feature = "testing"))]
+    pub(in crate::store) fn by_turns(&self) {
+        self.state.lock().turns = Some(0);
     }
 
     /// A part of upkeep was done, which took so long.
@@ -109,6 +119,13 @@ impl Scheduler {
 }
 
 impl State {
+    /// Whether it is the turn of a request, where they take turns.
+    fn is_turn(&mut self) -> bool {
+        let turns = self.turns.map_or(0, |turns| turns + 1);
+        self.turns = Some(turns);
+        turns.is_multiple_of(2)
+    }
+
     /// Whether upkeep has taken less than its share of the time.
     fn is_due(&mut self, now: Instant) -> bool {
         let passed = self.looked.replace(now).map_or(CATCH_UP_MAX, |looked| now - looked);
@@ -181,6 +198,21 @@ mod tests {
             admits
         });
         assert_eq!(admitted.count(), 3, "a fifth of 50 ms");
+    }
+
+    #[test]
+    fn requests_take_turns_where_a_run_is_replayed() {
+        for kind in [UpkeepScheduler::Gate, UpkeepScheduler::Share] {
+            let scheduler = Scheduler::new(kind);
+            scheduler.by_turns();
+            let admits = |pressed| {
+                scheduler.admits(Work::Step, Instant::now(), || Some(Duration::ZERO), || pressed)
+            };
+            let found: Vec<bool> = (0..4).map(|_| admits(false)).collect();
+            assert_eq!(found, [false, true, false, true]);
+            assert!(admits(true) && admits(true), "what is pressed is never put off");
+            assert_eq!(scheduler.counted().put_off, 2);
+        }
     }
 
     // After a step whose thread had no core for seconds, none was admitted for ten.

@@ -309,3 +309,37 @@ fn a_disk_bound_is_kept_with_a_schedule() {
         assert_eq!(digest(&training.store, training.table), expected);
     }
 }
+
+// Reservations counted what was left of the segments of all stretches as room for any row: a commit
+// found no segment for most, and wrote their rows to the pages of other stretches.
+#[cfg_attr(miri, ignore = "long, and no unsafe code")]
+#[test]
+fn a_commit_writes_rows_of_each_stretch_to_pages_of_their_own() {
+    let (mut plain, mut scheduled, mut strayed, mut written) = (0, 0, 0, 0);
+    for commits in [24, 36, 48] {
+        for said in [Said::Keys, Said::Schedule] {
+            let training = Training::new(&SimMedium::new(1), within(BUDGET), said);
+            let all = training.batches.len();
+            let begin = all - BATCHES as usize;
+            let commit = |at: usize| {
+                if at % commits == commits - 1 {
+                    training.store.commit(at as u64, "", &[]).unwrap();
+                }
+            };
+            training.run(0..begin, commit);
+            let before = training.store.stats().unwrap().pages_read;
+            training.run(begin..all, commit);
+            let stats = training.store.stats().unwrap();
+            let pages = stats.pages_read - before;
+            if said == Said::Keys {
+                plain += pages;
+                continue;
+            }
+            scheduled += pages;
+            written += stats.rows_written;
+            strayed += log_of(&training.store.inner.engine.read().classes[0]).strayed();
+        }
+    }
+    assert!(5 * scheduled <= 2 * plain, "{scheduled} pages, {plain} without a schedule");
+    assert!(60 * strayed <= written, "{strayed} of {written} rows are with those of others");
+}

@@ -14,6 +14,12 @@ impl Store {
         self.inner.window.shared.state.lock().by_hand = true;
     }
 
+    /// From here on the scheduler of upkeep puts off every other part that is not pressed, whatever
+    /// the time: a run can be replayed.
+    pub fn upkeep_by_turns(&self) {
+        self.inner.scheduler.by_turns();
+    }
+
     /// The window's threads rest for a second, as if others had taken their cores.
     pub fn rest_window(&self) {
         self.inner.window.shared.state.lock().rest.begin();

@@ -74,7 +74,7 @@ pub(super) struct Plan {
     alone: bool,
     /// Slices can be read.
     pub(super) reads_slices: bool,
-    /// Whether the last pace was that of slices, and whether there were ranges.
+    /// Whether the last pace was that of slices, and whether there were ranges or stretches.
     reader_kind: (bool, bool),
     /// The window holds memory, and for how many tasks it has passed batches over since it took it.
     holds: bool,
@@ -233,9 +233,10 @@ impl Plan {
         }
         let caches = || engine.classes.iter().map(|class| class.cache());
         let mut share = self.most_bytes / engine.classes.len().max(1) as u64;
-        let kind = (self.pace.is_slices(), !self.holdings.is_empty());
+        let long = !self.holdings.is_empty() || self.schedule.furthest().is_some();
+        let kind = (self.pace.is_slices(), long);
         if kind != std::mem::replace(&mut self.reader_kind, kind) {
-            // Groups have a larger reader, ranges one with longer requests.
+            // Groups have a larger reader, ranges and stretches one with longer requests.
             engine.classes.iter().for_each(Class::release_ahead);
         }
         let queue = most / super::WINDOW_PER_QUEUE;

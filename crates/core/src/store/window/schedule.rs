@@ -78,7 +78,7 @@ impl Schedule {
 
     /// How many stretches ahead next uses are at most, of the batches that are announced; `None`
     /// where none has a place.
-    fn furthest(&self) -> Option<u32> {
+    pub(super) fn furthest(&self) -> Option<u32> {
         self.begins.iter().filter_map(|begin| Some(begin.scheduled?.furthest)).max()
     }
 
