@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import random
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
@@ -38,6 +42,10 @@ Order = list[npt.NDArray[np.int64]]
 
 _CHECKED = 16
 """Samples whose keys are looked at one by one, to see what those of a batch are made of."""
+_DEARER = 8.0
+"""Keys of samples are asked for one by one where that takes no longer than so many passes of
+batches."""
+_NO_KEYS = np.empty(0, np.uint64)
 _CHUNK = 1024
 """Samples whose keys are asked for together."""
 _STRETCH_OF_CACHE = 8
@@ -67,9 +75,10 @@ class EpochSchedules:
         self._depth = depth
         self._stretch_batches: int | None = None
         self._stretch = 0
-        self._made: tuple[Order | None, Schedule] | None = None
-        """The order of the last pass, of samples, and its schedule."""
+        self._made: tuple[Order, Schedule] | None = None
+        """The order that repeats, and its schedule."""
         self._samples: _Samples | None = None
+        self._ahead: _Ahead | None = None
         self._is_sampled = all(
             getattr(loader, name, None) is not None
             for name in ("batch_sampler", "dataset", "collate_fn")
@@ -99,36 +108,69 @@ class EpochSchedules:
         """Of batches that come again in the same order."""
         if self._made is None:
             batches = (self._keys(batch) for batch in self._loader)
-            self._made = (None, self._schedule(batches, None))
+            self._made = ([], self._schedule(batches, "repeat"))
         return self._made[1]
 
     def _of_samples(self) -> Schedule:
-        this, behind = orders(self._loader)
-        if self._made is not None and self._made[0] is not None and equal(self._made[0], this):
-            return self._made[1]  # it repeats
+        coming = orders(self._loader, 3)
+        this, behind = coming[0], coming[1:2]
         if self._samples is None:
-            self._samples = _Samples(self._loader, self._finder, self._folder)
-        repeats = behind is not None and equal(this, behind)
-        later = None if behind is None or repeats else self._samples.batches(behind)
-        schedule = self._schedule(self._samples.batches(this), later, repeats=repeats)
-        self._made = (this if repeats else None, schedule)
+            self._samples = _Samples(self._loader, self._finder, self._folder, this)
+        if behind and equal(this, behind[0]):
+            if self._made is None or not equal(self._made[0], this):
+                schedule = self._schedule(self._samples.batches(this), "repeat")
+                self._made = (this, schedule)
+            return self._made[1]
+        made, self._ahead = self._ahead, None
+        found = None if made is None else made.take(coming[:2])
+        schedule = self._schedule_of(coming[:2]) if found is None else found
+        if self._samples.are_kept and len(coming) == 3:
+            # That of the next pass, while this one trains.
+            self._ahead = _Ahead(coming[1:], self._schedule_of)
         return schedule
+
+    def _schedule_of(self, coming: list[Order]) -> Schedule:
+        assert self._samples is not None
+        behind = self._samples.batches(coming[1]) if len(coming) > 1 else None
+        return self._schedule(self._samples.batches(coming[0]), behind)
 
     def _keys(self, batch: Any) -> Batch:
         return {part.table.name: part.keys for part in self._finder(batch)}
 
     def _schedule(
-        self, batches: Iterable[Batch], behind: Iterable[Batch] | None, *, repeats: bool = True
+        self, batches: Iterable[Batch], behind: Iterable[Batch] | Literal["repeat"] | None
     ) -> Schedule:
         if self._stretch_batches is None:
             # Kept: where a row is used in the next pass, this one says in its own stretches.
             self._stretch_batches, batches = stretch_of(batches, self._stores, self._depth)
-        return temporary_schedule(
-            batches,
-            self._folder,
-            self._stretch_batches,
-            behind="repeat" if repeats and behind is None else behind,
-        )
+        return temporary_schedule(batches, self._folder, self._stretch_batches, behind=behind)
+
+
+class _Ahead:
+    """A schedule that is made on a thread of its own, with what time others leave."""
+
+    def __init__(self, coming: list[Order], make: Callable[[list[Order]], Schedule]) -> None:
+        """Begins. It touches nothing of the loader."""
+        self._coming, self._make = coming, make
+        self._pid = os.getpid()
+        self._found: Schedule | None = None
+        self._thread = threading.Thread(target=self._run, name="embedrock schedule", daemon=True)
+        self._thread.start()
+
+    def take(self, coming: list[Order]) -> Schedule | None:
+        """The schedule; None where it is of other passes than these, or failed."""
+        if self._pid != os.getpid():  # a forked child does not have the thread
+            return None
+        if len(coming) != len(self._coming) or not all(map(equal, coming, self._coming)):
+            return None
+        self._thread.join()
+        return self._found
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        with contextlib.suppress(Exception):  # whoever makes it again hears of it
+            self._found = self._make(self._coming)
 
 
 def temporary_schedule(
@@ -169,15 +211,19 @@ def stretch_of(
 
 
 class _Samples:
-    """The keys of the samples of a dataset, each looked at once where that is enough."""
+    """The keys of the samples of a dataset, each looked at once where those of a batch are those of
+    its samples, one after another; otherwise the keys of each batch."""
 
-    def __init__(self, loader: Any, finder: KeyFinder, folder: Path) -> None:
+    def __init__(self, loader: Any, finder: KeyFinder, folder: Path, order: Order) -> None:
+        """Looks at the samples; ``order`` has some batches to begin with."""
         self._dataset, self._collate = loader.dataset, loader.collate_fn
-        self._finder = finder
-        self._keys: dict[str, npt.NDArray[np.uint64]] | None = None
-        """``(samples, keys of a sample)`` of each table, where samples have equally many."""
-        if self._is_regular():
-            self._keys = self._read(folder)
+        self._finder, self._folder = finder, folder
+        self._keys: dict[str, _Equal] | dict[str, _Ragged] | None = self._kept(order)
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether the dataset is not asked again."""
+        return self._keys is not None
 
     def batches(self, order: Order) -> Iterator[Batch]:
         """The keys of the batches of these samples."""
@@ -185,7 +231,7 @@ class _Samples:
             if self._keys is None:
                 yield self._of(indices)
             else:
-                yield {name: keys[indices].reshape(-1) for name, keys in self._keys.items()}
+                yield {name: keys.of(indices) for name, keys in self._keys.items()}
 
     def _of(self, indices: Iterable[Any]) -> Batch:
         """The keys of a batch of these samples, as the loader would make it."""
@@ -196,63 +242,136 @@ class _Samples:
             samples = [self._dataset[index] for index in indices]
         return {part.table.name: part.keys for part in self._finder(self._collate(samples))}
 
-    def _is_regular(self) -> bool:
-        """Whether the keys of a batch are those of its samples, one after another, equally many."""
-        if len(self._dataset) < _CHECKED:
-            return False
-        step = len(self._dataset) // _CHECKED
-        indices = [step * place for place in range(_CHECKED)]
-        together, single = self._of(indices), [self._of([index]) for index in indices]
-        for name, keys in together.items():
-            parts: list[FlatKeys] = [one.get(name, keys[:0]) for one in single]
-            if len({len(part) for part in parts}) != 1:
-                return False
-            if not np.array_equal(np.concatenate(parts), keys):
-                return False
-        return True
+    def _kept(self, order: Order) -> dict[str, _Equal] | dict[str, _Ragged] | None:
+        checked, lengths = 0, dict[str, set[int]]()
+        together_s = single_s = 0.0
+        for indices in order:
+            begun = perf_counter()
+            together = self._of(indices)
+            between = perf_counter()
+            single = [self._of([index]) for index in indices]
+            together_s += between - begun
+            single_s += perf_counter() - between
+            for name, keys in together.items():
+                parts: list[FlatKeys] = [one.get(name, keys[:0]) for one in single]
+                if not np.array_equal(np.concatenate([keys[:0], *parts]), keys):
+                    return None
+                lengths.setdefault(name, set()).update(map(len, parts))
+            checked += len(indices)
+            if checked >= _CHECKED:
+                break
+        are_equal = all(len(one) == 1 for one in lengths.values())
+        if are_equal and (equal := self._equal({n: min(one) for n, one in lengths.items()})):
+            return equal
+        if single_s > _DEARER * together_s:
+            return None
+        return self._ragged([*lengths])
 
-    def _read(self, folder: Path) -> dict[str, npt.NDArray[np.uint64]] | None:
-        """The keys of all samples, in temporary files; None where one has more or fewer."""
-        count, found = len(self._dataset), dict[str, npt.NDArray[np.uint64]]()
+    def _equal(self, widths: dict[str, int]) -> dict[str, _Equal] | None:
+        """The keys of all samples, asked for together; None where one has more or fewer."""
+        count = len(self._dataset)
+        found = {
+            name: _Equal(_array(self._folder, count * width).reshape(count, width))
+            for name, width in widths.items()
+        }
         for begin in range(0, count, _CHUNK):
             end = min(begin + _CHUNK, count)
             keys = self._of(range(begin, end))
-            if not found:
-                for name, of_table in keys.items():
-                    width = len(of_table) // (end - begin)
-                    found[name] = _array(folder, (count, width))
             for name, of_table in keys.items():
-                if name not in found or of_table.size != (end - begin) * found[name].shape[1]:
+                if name not in found or of_table.size != (end - begin) * widths[name]:
                     return None
-                found[name][begin:end] = of_table.reshape(end - begin, -1)
+                found[name].keys[begin:end] = of_table.reshape(end - begin, -1)
+        return found
+
+    def _ragged(self, names: list[str]) -> dict[str, _Ragged] | None:
+        """The keys of all samples, asked for one by one; None where one is of another table."""
+        count = len(self._dataset)
+        offsets = {name: np.zeros(count + 1, np.int64) for name in names}
+        with contextlib.ExitStack() as stack:
+            files = {}
+            for name in names:
+                files[name] = stack.enter_context(
+                    tempfile.TemporaryFile(prefix=".samples-", dir=self._folder)
+                )
+            for index in range(count):
+                keys = self._of([index])
+                if not {*keys} <= {*names}:
+                    return None
+                for name in names:
+                    of_table = keys.get(name, _NO_KEYS)
+                    files[name].write(of_table.tobytes())
+                    offsets[name][index + 1] = offsets[name][index] + len(of_table)
+            found = {}
+            for name, file in files.items():
+                file.flush()
+                many = int(offsets[name][-1])
+                values = np.memmap(file, np.uint64, "r", shape=many) if many else _NO_KEYS
+                found[name] = _Ragged(values, offsets[name])
+            return found
+
+
+@dataclass
+class _Equal:
+    """Keys of one table: as many of each sample."""
+
+    keys: FlatKeys
+    """(samples, keys of a sample) uint64."""
+
+    def of(self, indices: npt.NDArray[np.int64]) -> FlatKeys:
+        """Those of some samples, one after another."""
+        found: FlatKeys = self.keys[indices].reshape(-1)
         return found
 
 
-def _array(folder: Path, shape: tuple[int, int]) -> npt.NDArray[np.uint64]:
+@dataclass
+class _Ragged:
+    """Keys of one table: of sample ``i`` those between two offsets."""
+
+    values: FlatKeys
+    offsets: npt.NDArray[np.int64]
+
+    def of(self, indices: npt.NDArray[np.int64]) -> FlatKeys:
+        """Those of some samples, one after another."""
+        begins, ends = self.offsets[indices], self.offsets[indices + 1]
+        if len(indices) == 1:
+            return np.asarray(self.values[begins[0] : ends[0]])
+        lengths = ends - begins
+        before = np.cumsum(lengths) - lengths
+        places = np.arange(lengths.sum()) + np.repeat(begins - before, lengths)
+        found: FlatKeys = self.values[places]
+        return found
+
+
+def _array(folder: Path, count: int) -> FlatKeys:
     """An array in a file that is gone with it: what does not fit into memory is on disk."""
+    if count == 0:
+        return np.empty(0, np.uint64)
     with tempfile.TemporaryFile(prefix=".samples-", dir=folder) as file:
-        file.truncate(max(shape[0] * shape[1] * 8, 8))
-        return np.memmap(file, np.uint64, "r+", shape=shape) if shape[1] else np.empty(shape, "u8")
+        file.truncate(count * 8)
+        found: FlatKeys = np.memmap(file, np.uint64, "r+", shape=count)
+    return found
 
 
-def orders(loader: Any) -> tuple[Order, Order | None]:
-    """The samples of the batches of the pass that begins, and of the one behind it; None where that
-    depends on what happens until then."""
+def orders(loader: Any, passes: int = 2) -> list[Order]:
+    """The samples of the batches of the pass that begins, and of those behind it: fewer than asked
+    for where these depend on what happens until then."""
     dataset = loader.dataset
     sampler = copy.deepcopy(loader.batch_sampler, {id(dataset): dataset})
+    inner = getattr(sampler, "sampler", sampler)
     if getattr(loader, "_iterator", None) is None:  # workers that stay have theirs
         _draw_base_seed(loader, sampler)
     state = _torch_state()
-    this = _indices(sampler)
+    found = [_indices(sampler)]
     depends = state is not None and not bool((state == _torch_state()).all())
-    inner = getattr(sampler, "sampler", sampler)
-    if hasattr(inner, "set_epoch"):  # of ranks: the order follows from the epoch
-        inner.set_epoch(getattr(inner, "epoch", 0) + 1)
-    elif depends:
-        return this, None
-    elif not getattr(loader, "persistent_workers", False):
-        _draw_base_seed(loader, sampler)
-    return this, _indices(sampler)
+    for _ in range(passes - 1):
+        if hasattr(inner, "set_epoch"):  # of ranks: the order follows from the epoch
+            inner.set_epoch(getattr(inner, "epoch", 0) + 1)
+        elif depends:
+            break
+        elif not getattr(loader, "persistent_workers", False):
+            _draw_base_seed(loader, sampler)
+        found.append(_indices(sampler))
+    return found
 
 
 def _ends(sampler: Any) -> bool:
