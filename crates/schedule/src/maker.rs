@@ -222,7 +222,7 @@ impl Maker {
         self.write(&answers, batches, ends == Ends::Repeats, &mut progress)
     }
 
-    /// The next uses of all parts, in the order of the uses of each.
+    /// The next uses of all parts, those of the last uses of each first.
     fn answers(
         &self,
         repeats: Option<u64>,
@@ -230,13 +230,10 @@ impl Maker {
     ) -> Result<Streams> {
         let count = self.in_stretch.len();
         let mut answers = Streams::new(&self.path, count, CHUNK_BYTES.0)?;
-        let (mut known, mut found) = (NextUses::new(), Vec::new());
+        let mut known = NextUses::new();
         for part in 0..count {
             let uses = PartUses { keys: &self.keys, marks: &self.marks, part };
-            uses.next_uses(repeats, &mut known, &mut found)?;
-            for next in &found {
-                answers.push(part, &next.to_le_bytes())?;
-            }
+            uses.next_uses(repeats, &mut known, &mut answers)?;
             go_on(progress((part + 1) as f64 / count as f64 * 0.8))?;
         }
         Ok(answers)
@@ -252,7 +249,7 @@ impl Maker {
         let mut writer = Writer::new(&self.path, &self.names)?;
         let mut shapes = self.shapes.forwards(0);
         let mut places = self.places.forwards(0);
-        let mut cursors: Vec<_> = (0..self.keys_parts()).map(|p| answers.forwards(p)).collect();
+        let mut cursors: Vec<_> = (0..self.keys_parts()).map(|p| answers.backwards(p)).collect();
         let (mut shape, mut next) = (Shape::default(), Vec::new());
         for batch in 0..batches {
             read_shape(&mut shapes, &mut shape)?;
@@ -262,7 +259,7 @@ impl Maker {
                 for _ in 0..*uses {
                     let [place] = places.take()?;
                     let until = cursors[first + usize::from(place)].take()?;
-                    next.push(u16::from_le_bytes(until));
+                    next.push(u16::from_le_bytes(until.expect("an answer for each use")));
                 }
             }
             writer.write(&shape, &next)?;

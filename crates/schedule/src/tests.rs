@@ -135,8 +135,8 @@ fn batches_behind_the_schedule_are_next_uses_from_a_new_stretch_on() {
     // 50 batches are six stretches and a quarter; the others begin with the eighth.
     let gap = vec![vec![None; 2]; 6];
     let with_gap = [&all[..50], &gap, &all[50..]].concat();
-    for at in 0..50 {
-        let found = schedule.next_uses(at as u64, &slices(&all[at])).expect("it is read");
+    for (at, batch) in all.iter().enumerate().take(50) {
+        let found = schedule.next_uses(at as u64, &slices(batch)).expect("it is read");
         assert_eq!(found, Some(expected(&with_gap, at, 8, false)));
     }
     let error = schedule.next_uses(50, &slices(&all[50])).expect_err("it has 50");

@@ -294,7 +294,7 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
             "look at all batches first, and write rows that leave memory to the page of the "
             "stretch of batches that uses them next: fewer reads, where epochs repeat and tables "
             "are larger than the memory (docs/how-to/schedule.md). Takes a pass over the data, "
-            "and 11 bytes of disk for each use of a row while it is made, 2 afterwards"
+            "and 13 bytes of disk for each use of a row while it is made, 2 afterwards"
         ),
     )
     group.add_argument(

@@ -19,6 +19,7 @@ from embedrock.ahead import Schedule
 from embedrock.ahead.schedule import name_of
 from embedrock.errors import MisuseError
 from embedrock.pipeline.keys import FlatKeys, KeyFinder, KeysOf, for_model, stores_here
+from embedrock.pipeline.scheduled import keys_by_name
 from embedrock.store import Store
 from embedrock.trace.trace import Trace
 
@@ -66,9 +67,9 @@ def schedule(
         progress: Called some times a second with uses that are done, and all of them, once all
             batches have been looked at. What it raises ends the work.
 
-    Two bytes for each use, and some for each batch. While it is made, a temporary file beside it
-    takes eleven bytes for each use; memory stays below 256 MiB, however many uses and keys there
-    are.
+    Two bytes for each use, and some for each batch. While it is made, temporary files beside it
+    take eleven bytes for each use, more where a stretch has few; memory stays below 256 MiB,
+    however many uses and keys there are, but for 16 bytes a batch.
 
     Errors: ``MisuseError`` for batches that are no mapping from tables to keys, for none at all,
     and for a ``keys_of`` without a model; ``IoError``, ``FullError``.
@@ -97,6 +98,8 @@ def schedule(
         maker = _of_trace(batches, target, stretch_batches)
     else:
         maker = Maker(target, stretch_batches)
+        if model is not None:
+            maker.begin(name for store in stores_here(model, "schedule") for name in store.tables)
         for batch in iterable(batches):
             maker.add(keys(batch))
     if behind is not None and not repeats:
@@ -181,7 +184,7 @@ def _keys_of(model: Any, keys_of: KeysOf | None) -> Callable[[Any], Batch]:
     if keys_of is None and isinstance(model, Store):
         return _named
     finder = KeyFinder(for_model(model) if keys_of is None else keys_of, stores)
-    return lambda batch: {part.table.name: part.keys for part in finder(batch)}
+    return lambda batch: keys_by_name(finder(batch))
 
 
 def _named(batch: Any) -> Batch:
