@@ -168,13 +168,10 @@ class ScheduleMaker:
     def add_many(self, /, values: _Keys, offsets: _Offsets) -> None:
         """Takes many batches of one table."""
 
-    def finish(
-        self,
-        /,
-        batches: int | None = None,
-        repeats: bool = False,
-        progress: _Progress | None = None,
-    ) -> None:
+    def end(self, /) -> None:
+        """What was added are its batches; what is added from here on comes behind them."""
+
+    def finish(self, /, repeats: bool = False, progress: _Progress | None = None) -> None:
         """Writes the schedule."""
 
 @final

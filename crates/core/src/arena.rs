@@ -92,14 +92,14 @@ impl Drop for Arena {
     }
 }
 
-/// Asks for huge pages behind `words`, which nobody touched yet: a word of a large table at random
-/// then costs one line of memory, not the way to it as well. Contents stay as they are.
-pub(crate) fn advise_huge(words: &mut [u32]) {
-    let all = words.as_mut_ptr_range();
+/// Asks for huge pages behind `bytes`, best before they are touched: a part of a large table at
+/// random then costs one line of memory, not the way to it as well. Contents stay as they are.
+pub(crate) fn advise_huge(bytes: &mut [u8]) {
+    let all = bytes.as_mut_ptr_range();
     let (first, end) = (all.start.addr(), all.end.addr());
     let skipped = first.next_multiple_of(PAGE_BYTES) - first;
     if end - first >= skipped + HUGE_BYTES_MIN {
-        system::advise_huge(all.start.cast::<u8>().wrapping_add(skipped), end - first - skipped);
+        system::advise_huge(all.start.wrapping_add(skipped), end - first - skipped);
     }
 }
 

@@ -60,21 +60,16 @@ impl ScheduleMaker {
         })
     }
 
-    /// Writes the schedule: of the first `batches`, or of all; whose batches come again behind the
-    /// last with `repeats`. `progress(done, total)` is told of uses. It can be called once.
-    #[pyo3(signature = (batches=None, repeats=false, progress=None))]
-    fn finish(
-        &self,
-        py: Python<'_>,
-        batches: Option<u64>,
-        repeats: bool,
-        progress: Option<Py<PyAny>>,
-    ) -> PyResult<()> {
-        let ends = match (batches, repeats) {
-            (Some(batches), _) => Ends::After(batches),
-            (None, true) => Ends::Repeats,
-            (None, false) => Ends::Here,
-        };
+    /// Says that what was added are its batches: those added from here on come behind them.
+    fn end(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, schedule::Maker::end)
+    }
+
+    /// Writes the schedule, whose batches come again behind the last with `repeats`.
+    /// `progress(done, total)` is told of uses. It can be called once.
+    #[pyo3(signature = (repeats=false, progress=None))]
+    fn finish(&self, py: Python<'_>, repeats: bool, progress: Option<Py<PyAny>>) -> PyResult<()> {
+        let ends = if repeats { Ends::Repeats } else { Ends::Here };
         let mut carried = Carried::default();
         let outcome = py.call_engine(|| {
             let taken = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();

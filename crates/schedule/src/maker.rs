@@ -32,12 +32,10 @@ pub struct Part<'a> {
 /// What comes behind the batches of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ends {
-    /// Nothing that is known.
+    /// Nothing, or what was added behind [`Maker::end`].
     Here,
     /// The same batches again, and so on.
     Repeats,
-    /// Only so many of the batches are the schedule's: others say what comes behind them.
-    After(u64),
 }
 
 /// Takes the keys of batches and writes a schedule.
@@ -58,6 +56,11 @@ pub struct Maker {
     /// Of each batch, how many uses it has of which tables; and its digest.
     shapes: Streams,
     batches: u64,
+    /// The stretch at hand, and how many batches it has.
+    stretch: u64,
+    stretch_has: u64,
+    /// The batches of the schedule, where others come behind them.
+    own: Option<u64>,
 }
 
 /// The parts of a table.
@@ -105,7 +108,22 @@ impl Maker {
             places: Streams::new(path, 1, SHAPES_CHUNK_BYTES)?,
             shapes: Streams::new(path, 1, SHAPES_CHUNK_BYTES)?,
             batches: 0,
+            stretch: 0,
+            stretch_has: 0,
+            own: None,
         })
+    }
+
+    /// Those that were added are the batches of the schedule. What is added from here on only says
+    /// what comes behind them, from a new stretch on.
+    ///
+    /// Errors: `Misuse` when it was said before, or there is no batch; `Io`.
+    pub fn end(&mut self) -> Result<()> {
+        if self.own.is_some() || self.batches == 0 {
+            return Err(Error::misuse("a schedule ends once, behind one batch at least"));
+        }
+        self.own = Some(self.batches);
+        self.end_stretch()
     }
 
     /// Takes the keys of the next batch: each table once, in ascending order of their numbers.
@@ -126,7 +144,7 @@ impl Maker {
             }
             least = part.table + 1;
         }
-        if self.batches > 0 && self.batches.is_multiple_of(self.stretch_batches) {
+        if self.stretch_has == self.stretch_batches {
             self.end_stretch()?;
         }
         let mut digest = Digest::default();
@@ -139,6 +157,7 @@ impl Maker {
         }
         self.shapes.push(0, &(digest.value() as u32).to_le_bytes())?;
         self.batches += 1;
+        self.stretch_has += 1;
         Ok(())
     }
 
@@ -155,24 +174,25 @@ impl Maker {
             }
             *uses += 1;
             if *uses == u32::MAX {
-                self.mark(stream, self.batches / self.stretch_batches)?;
+                self.mark(stream)?;
             }
         }
         Ok(())
     }
 
-    /// Notes how many uses of each part the stretch at hand has.
+    /// Notes how many uses of each part the stretch at hand has, and begins another.
     fn end_stretch(&mut self) -> Result<()> {
-        let stretch = (self.batches - 1) / self.stretch_batches;
         for stream in std::mem::take(&mut self.touched) {
-            self.mark(stream as usize, stretch)?;
+            self.mark(stream as usize)?;
         }
+        self.stretch += u64::from(self.stretch_has > 0);
+        self.stretch_has = 0;
         Ok(())
     }
 
-    fn mark(&mut self, stream: usize, stretch: u64) -> Result<()> {
+    fn mark(&mut self, stream: usize) -> Result<()> {
         let uses = std::mem::take(&mut self.in_stretch[stream]);
-        let mark = stretch << 32 | u64::from(uses);
+        let mark = self.stretch << 32 | u64::from(uses);
         self.marks.push(stream, &mark.to_le_bytes())
     }
 
@@ -184,30 +204,25 @@ impl Maker {
     /// Writes the schedule; returns once it is on disk. `progress` is told which share is done, and
     /// stops the work with false.
     ///
-    /// Errors: `Misuse` without a batch, or with fewer than the schedule is to have; `Stopped`;
-    /// `Io`. Nothing is at the path then, or what was there before.
+    /// Errors: `Misuse` without a batch, and where batches come again behind which others come;
+    /// `Stopped`; `Io`. Nothing is at the path then, or what was there before.
     pub fn finish(mut self, ends: Ends, mut progress: impl FnMut(f64) -> bool) -> Result<()> {
-        let batches = match ends {
-            Ends::After(batches) => batches,
-            Ends::Here | Ends::Repeats => self.batches,
-        };
-        if batches == 0 || batches > self.batches {
-            let (most, of) = (self.batches, self.path.display());
+        let batches = self.own.unwrap_or(self.batches);
+        let is_clear = ends == Ends::Here || self.own.is_none();
+        if batches == 0 || !is_clear {
+            let of = self.path.display();
             return Err(Error::misuse(format!(
-                "{of} would have {batches} of {most} batches, expected at least 1"
+                "{of} would have {batches} batches, expected at least 1, and nothing behind those \
+                 that come again"
             )));
         }
         self.end_stretch()?;
-        let repeats = (ends == Ends::Repeats).then(|| self.stretches());
+        let repeats = (ends == Ends::Repeats).then_some(self.stretch);
         let answers = self.answers(repeats, &mut progress)?;
         self.write(&answers, batches, ends == Ends::Repeats, &mut progress)
     }
 
-    fn stretches(&self) -> u64 {
-        self.batches.div_ceil(self.stretch_batches)
-    }
-
-    /// The next uses of all parts, in the order of the uses of each.
+    /// The next uses of all parts, those of the last uses of each first.
     fn answers(
         &self,
         repeats: Option<u64>,
@@ -215,13 +230,10 @@ impl Maker {
     ) -> Result<Streams> {
         let count = self.in_stretch.len();
         let mut answers = Streams::new(&self.path, count, CHUNK_BYTES.0)?;
-        let (mut known, mut found) = (NextUses::new(), Vec::new());
+        let mut known = NextUses::new();
         for part in 0..count {
             let uses = PartUses { keys: &self.keys, marks: &self.marks, part };
-            uses.next_uses(repeats, &mut known, &mut found)?;
-            for next in &found {
-                answers.push(part, &next.to_le_bytes())?;
-            }
+            uses.next_uses(repeats, &mut known, &mut answers)?;
             go_on(progress((part + 1) as f64 / count as f64 * 0.8))?;
         }
         Ok(answers)
@@ -237,7 +249,7 @@ impl Maker {
         let mut writer = Writer::new(&self.path, &self.names)?;
         let mut shapes = self.shapes.forwards(0);
         let mut places = self.places.forwards(0);
-        let mut cursors: Vec<_> = (0..self.keys_parts()).map(|p| answers.forwards(p)).collect();
+        let mut cursors: Vec<_> = (0..self.keys_parts()).map(|p| answers.backwards(p)).collect();
         let (mut shape, mut next) = (Shape::default(), Vec::new());
         for batch in 0..batches {
             read_shape(&mut shapes, &mut shape)?;
@@ -247,7 +259,7 @@ impl Maker {
                 for _ in 0..*uses {
                     let [place] = places.take()?;
                     let until = cursors[first + usize::from(place)].take()?;
-                    next.push(u16::from_le_bytes(until));
+                    next.push(u16::from_le_bytes(until.expect("an answer for each use")));
                 }
             }
             writer.write(&shape, &next)?;

@@ -18,40 +18,75 @@ pub(crate) struct PartUses<'a> {
 pub(crate) type Repeats = Option<u64>;
 
 impl PartUses<'_> {
-    /// Finds the next use of each use: one more than the stretches until then, 0 where there is
-    /// none.
+    /// Writes the next use of each use to the part's stream of `answers`, those of the last uses
+    /// first: one more than the stretches until then, 0 where there is none.
     ///
     /// Errors: `Io`.
     pub(crate) fn next_uses(
         &self,
         repeats: Repeats,
         known: &mut NextUses,
-        found: &mut Vec<u16>,
+        answers: &mut Streams,
     ) -> Result<()> {
-        found.clear();
-        found.resize((self.keys.len(self.part) / 8) as usize, 0);
-        // Each round has the keys with other bits: several where their table would be too large.
-        let mut rounds_log = 0;
+        let uses = (self.keys.len(self.part) / 8) as usize;
+        let written = self.round(
+            repeats,
+            known,
+            uses,
+            |_| true,
+            |_, until| answers.push(self.part, &until.to_le_bytes()),
+        )?;
+        if written {
+            return Ok(());
+        }
+        answers.clear(self.part);
+        for next in self.in_rounds(repeats, known, uses)?.iter().rev() {
+            answers.push(self.part, &next.to_le_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// The next use of each use, where the table of all keys would be too large: each round has
+    /// the keys with other bits.
+    fn in_rounds(&self, repeats: Repeats, known: &mut NextUses, uses: usize) -> Result<Vec<u16>> {
+        let mut found = vec![0; uses];
+        let mut rounds_log = 1;
         'again: loop {
             for round in 0..1 << rounds_log {
                 let of_round = |mixed: u64| mixed >> 32 & ((1 << rounds_log) - 1) == round;
-                known.reset(found.len() >> rounds_log);
-                if let Some(stretches) = repeats {
-                    // What is used first is used next behind the last.
-                    if !self.go(known, of_round, |_, _| ())? {
-                        rounds_log += 1;
-                        continue 'again;
-                    }
-                    known.shift(stretches);
-                }
-                let told = |at: usize, until| found[at] = until;
-                if !self.go(known, of_round, told)? {
+                let of_each = uses >> rounds_log;
+                let told = self.round(repeats, known, of_each, of_round, |at, until| {
+                    found[at] = until;
+                    Ok(())
+                })?;
+                if !told {
                     rounds_log += 1;
                     continue 'again;
                 }
             }
-            return Ok(());
+            return Ok(found);
         }
+    }
+
+    /// Tells the next use of each use of keys that are `of_round`, about `uses`. False where their
+    /// table has no room.
+    fn round(
+        &self,
+        repeats: Repeats,
+        known: &mut NextUses,
+        uses: usize,
+        of_round: impl Fn(u64) -> bool,
+        tell: impl FnMut(usize, u16) -> Result<()>,
+    ) -> Result<bool> {
+        known.reset(uses);
+        if let Some(stretches) = repeats {
+            // What is used first is used next behind the last.
+            if !self.go(known, &of_round, |_, _| Ok(()))? {
+                return Ok(false);
+            }
+            known.shift(stretches);
+        }
+        self.go(known, &of_round, tell)
     }
 
     /// Goes through the uses backwards and tells the next one of each, of keys that are `of_round`.
@@ -61,7 +96,7 @@ impl PartUses<'_> {
         &self,
         known: &mut NextUses,
         of_round: impl Fn(u64) -> bool,
-        mut tell: impl FnMut(usize, u16),
+        mut tell: impl FnMut(usize, u16) -> Result<()>,
     ) -> Result<bool> {
         let mut keys = self.keys.backwards(self.part);
         let mut marks = self.marks.backwards(self.part);
@@ -77,8 +112,8 @@ impl PartUses<'_> {
                 }
                 match known.replace(mixed, key, number) {
                     None => return Ok(false),
-                    Some(0) => tell(at, 0),
-                    Some(next) => tell(at, (next - number).min(STRETCHES_MAX) as u16 + 1),
+                    Some(0) => tell(at, 0)?,
+                    Some(next) => tell(at, (next - number).min(STRETCHES_MAX) as u16 + 1)?,
                 }
             }
         }

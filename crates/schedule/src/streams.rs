@@ -65,6 +65,11 @@ impl Streams {
         Ok(())
     }
 
+    /// Forgets what a stream has. Its chunks stay in the file.
+    pub(crate) fn clear(&mut self, stream: usize) {
+        self.streams[stream] = Stream::default();
+    }
+
     /// Bytes of a stream.
     pub(crate) fn len(&self, stream: usize) -> u64 {
         let found = &self.streams[stream];
@@ -108,12 +113,19 @@ impl Backwards<'_> {
     /// Errors: `Io`.
     #[inline(always)]
     pub(crate) fn next(&mut self) -> Result<Option<u64>> {
+        Ok(self.take()?.map(u64::from_le_bytes))
+    }
+
+    /// The `N` bytes before those that were read; `None` at the beginning.
+    ///
+    /// Errors: `Io`.
+    #[inline(always)]
+    pub(crate) fn take<const N: usize>(&mut self) -> Result<Option<[u8; N]>> {
         if self.end == 0 && !self.turn()? {
             return Ok(None);
         }
-        self.end -= 8;
-        let bytes = self.chunk[self.end..].first_chunk().expect("chunks are whole numbers");
-        Ok(Some(u64::from_le_bytes(*bytes)))
+        self.end -= N;
+        Ok(Some(*self.chunk[self.end..].first_chunk().expect("chunks are whole numbers")))
     }
 
     #[cold]

@@ -45,8 +45,22 @@ fn names(tables: usize) -> Vec<String> {
 }
 
 fn make(path: &Path, batches: &Batches, stretch_batches: u32, ends: Ends) -> Result<Schedule> {
+    make_of(path, batches, stretch_batches, ends, None)
+}
+
+/// A schedule of the first `own` batches.
+fn make_of(
+    path: &Path,
+    batches: &Batches,
+    stretch_batches: u32,
+    ends: Ends,
+    own: Option<usize>,
+) -> Result<Schedule> {
     let mut maker = Maker::new(path, &names(batches[0].len()), stretch_batches)?;
-    for batch in batches {
+    for (at, batch) in batches.iter().enumerate() {
+        if own == Some(at) {
+            maker.end()?;
+        }
         let tables = (0..).zip(batch);
         let parts = tables.filter_map(|(table, keys)| Some(Part { table, keys: keys.as_ref()? }));
         maker.add(&parts.collect::<Vec<_>>())?;
@@ -112,20 +126,23 @@ fn next_uses_are_those_of_a_model() {
 }
 
 #[test]
-fn batches_behind_the_schedule_are_next_uses_and_nothing_else() {
+fn batches_behind_the_schedule_are_next_uses_from_a_new_stretch_on() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("one.schedule");
-    let batches = batches(6, 2, 100);
-    let schedule = make(&path, &batches, 8, Ends::After(50)).expect("it is made");
+    let all = batches(6, 2, 100);
+    let schedule = make_of(&path, &all, 8, Ends::Here, Some(50)).expect("it is made");
     assert_eq!(schedule.batches(), 50);
-    for at in 0..50 {
-        let found = schedule.next_uses(at as u64, &slices(&batches[at])).expect("it is read");
-        assert_eq!(found, Some(expected(&batches, at, 8, false)));
+    // 50 batches are six stretches and a quarter; the others begin with the eighth.
+    let gap = vec![vec![None; 2]; 6];
+    let with_gap = [&all[..50], &gap, &all[50..]].concat();
+    for (at, batch) in all.iter().enumerate().take(50) {
+        let found = schedule.next_uses(at as u64, &slices(batch)).expect("it is read");
+        assert_eq!(found, Some(expected(&with_gap, at, 8, false)));
     }
-    let error = schedule.next_uses(50, &slices(&batches[50])).expect_err("it has 50");
+    let error = schedule.next_uses(50, &slices(&all[50])).expect_err("it has 50");
     assert_eq!(error.kind(), ErrorKind::Misuse);
-    for wrong in [0, 101] {
-        let error = make(&path, &batches, 8, Ends::After(wrong)).expect_err("there are 100");
+    for (ends, own) in [(Ends::Here, Some(0)), (Ends::Repeats, Some(50))] {
+        let error = make_of(&path, &all, 8, ends, own).expect_err("it is refused");
         assert_eq!(error.kind(), ErrorKind::Misuse);
     }
 }

@@ -3,8 +3,10 @@
 ``index_bytes_dense`` is the index of a dense table, counters of segments included, divided by its
 rows; ``index_bytes_sparse`` the largest quotient of a growing table's index and its stored keys
 while it grows to 16 M keys from 1 M on, then loses half of them and gets as many new ones.
-``cache_bytes`` is what the warm row cache takes beyond the rows that it holds, empty places
-included, per resident row. Every byte is counted by the engine's allocations, not by formulas.
+``budget_rows_16`` and ``budget_rows_64`` are the part of a budget of a tenth of a table that is
+rows, with 16 and 64 values each, once all rows are stored. ``cache_bytes`` is what the warm row
+cache takes beyond the rows that it holds, empty places included, per resident row. Every byte is
+counted by the engine's allocations, not by formulas.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ class Options(Common):
     grow_from: int = option(1_000_000, "keys at the first look")
     grow_to: int = option(16_000_000, "keys at the last one")
     sparse_memory: str = option("2GiB", "budget of the growing table")
+    budget_rows: int = option(1_000_000, "rows of the tables whose budget is divided")
 
 
 def run(options: Options) -> dict[str, Any]:
@@ -48,6 +51,8 @@ def run(options: Options) -> dict[str, Any]:
     # Of rows of 16 bytes a quarter is hardly more than their index.
     _dense(report, options, 8, "float16", "60%")
     report.figure("index_bytes_sparse", _sparse(report, options))
+    for dim in (16, 64):
+        report.figure(f"budget_rows_{dim}", _divided(report, options, dim))
     return report.finish()
 
 
@@ -95,6 +100,24 @@ def _dense(
         "cache_bytes_per_resident_row": beyond,
     }
     return most / rows, beyond
+
+
+def _divided(report: Report, options: Options, dim: int) -> float:
+    """The part of a tenth of a table that is rows, in pages of a size that no device chooses."""
+    rows = options.budget_rows
+    with (
+        workspace(options, 3 * rows * (4 * dim + 24)) as place,
+        embedrock.open(place / "store", "10%", page_bytes=4096) as store,
+    ):
+        table = store.table("rows", dim, rows, storage="log")
+        report.say(f"dividing the budget of {rows:,} rows of {dim} float32")
+        fill(table, rows)
+        store.commit(1)
+        _verify(report, table, np.random.default_rng(options.seed).integers(0, rows, 1 << 12))
+        stats = store.stats()
+    parts: dict[str, float] = stats["budget"]
+    report.results[f"budget_{dim}"] = {"budget_bytes": stats["budget_bytes"], **parts}
+    return parts["rows_share"]
 
 
 def _sparse(report: Report, options: Options) -> float:

@@ -51,7 +51,8 @@ class BatchSchedule:
     have no room for it, have a page of their own that rows are written to."""
     next_use: Mapping[Table | str, ArrayLike]
     """For each table of the batch, and each of its keys in their order, in how many stretches the
-    row is used again: 0 for a later batch of this stretch, -1 where nobody knows."""
+    row is used again: 0 for a later batch of this stretch, -1 where nobody knows. Of a key that
+    occurs several times in the batch the last one counts."""
 
     def __post_init__(self) -> None:
         """Checks the numbers."""

@@ -245,9 +245,12 @@ def _spent(stats: dict[str, Any], verbose: bool) -> list[list[str]]:
     device = stats["device"]
     way = "direct" if device["direct"] else "through the page cache"
     rows = [["memory of this command", output.human_bytes(stats["budget_bytes"])]]
-    for name, size in stats["memory"].items():
+    parts = dict(stats["budget"])
+    share = parts.pop("rows_share")
+    for name, size in parts.items():
         shown = name.removesuffix("_bytes").replace("_", " ")
-        rows.append([f"  {shown}", output.human_bytes(size)])
+        note = f", {share:.1%} of it" if name == "rows_bytes" else ""
+        rows.append([f"  {shown}", f"{output.human_bytes(size)}{note}"])
     rows.append(["io", f"{device['io']}, {way}"])
     rows += [["  note", note] for note in device["notes"]]
     if not verbose:

@@ -294,7 +294,7 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
             "look at all batches first, and write rows that leave memory to the page of the "
             "stretch of batches that uses them next: fewer reads, where epochs repeat and tables "
             "are larger than the memory (docs/how-to/schedule.md). Takes a pass over the data, "
-            "and 11 bytes of disk for each use of a row while it is made, 2 afterwards"
+            "and 13 bytes of disk for each use of a row while it is made, 2 afterwards"
         ),
     )
     group.add_argument(
@@ -400,6 +400,7 @@ def _report(result: dict[str, Any]) -> dict[str, Any]:
     notes += result["notes"]
     measured = {name: steps.get(name) for name in ("pages_once_share", "hit_vs_optimum")}
     measured["wait_share"] = _share(steps, "blocked_by_read_s")
+    measured["rows_share"] = stats["budget"]["rows_share"]
     return report.report(
         figures={name: result[name] for name in figures}
         | {name: stats[name] for name in counted}
@@ -431,7 +432,8 @@ def _headline(result: dict[str, Any], wait_share: float | None) -> dict[str, Any
     if wait_share is not None:
         tiles.append({"name": "of the time waiting for reads", "value": f"{wait_share:.0%}"})
     memory = {"name": "memory for rows", "value": text.bytes_text(stats["budget_bytes"])}
-    tiles.append({**memory, "note": f"on disk: {text.bytes_text(stats['disk_bytes'])}"})
+    rows, disk = stats["budget"]["rows_share"], text.bytes_text(stats["disk_bytes"])
+    tiles.append({**memory, "note": f"rows have {rows:.0%} of it; on disk: {disk}"})
     return {"verdict": f"{said}.", "tiles": tiles}
 
 

@@ -69,22 +69,22 @@ class LookaheadLoader(Generic[B]):
 
     **With a schedule**, rows that leave memory are written to a page of the stretch of batches that
     uses them next, which saves most reads of a loop that waits for the disk. ``"epoch"`` takes a
-    ``DataLoader`` over a dataset with a length, or batches that can be gone through again. It looks
-    at the keys of all samples, or batches, once, before the first batch of a pass is handed out. It
-    knows the order of the next pass, too, where the sampler has a generator of its own
-    (``DataLoader(..., generator=torch.Generator())``), keeps the order, or has ``set_epoch``; give
-    it one. Batches that are not those of the schedule are announced without, and a warning says so.
-    Random generators are left as they were found; a dataset that draws random numbers for the ids
-    of a sample has no schedule.
+    ``DataLoader`` over a dataset with a length, or a list of batches. It looks at the keys of all
+    samples, or batches, before the first batch is handed out: those of a ``DataLoader`` in a worker
+    process, once where the keys of a batch are those of its samples one after another, in each pass
+    otherwise. It knows the order of the next pass, too, where the sampler has a generator of its
+    own (``DataLoader(..., generator=torch.Generator())``), keeps the order, or has ``set_epoch``;
+    give it one. Where a schedule cannot be made, and for batches that are not those of the
+    schedule, a warning says so, and they are announced without.
 
     Errors: ``MisuseError`` when there is nothing to announce keys by, for a schedule of a loader
     whose order is not known, and from an iteration when a batch has other keys than when it was
-    drawn; ``ClosedError``. What the loader raises for a batch reaches the caller in that batch's
-    place.
+    drawn; ``CorruptError`` where the file of a schedule is damaged; ``ClosedError``. What the
+    loader raises for a batch reaches the caller in that batch's place.
 
     Blocking: asking for a batch waits for the loader, and until the batch's rows have been read;
-    with ``"epoch"`` the first one for the schedule, whose temporary files, of up to 19 bytes for
-    each use of a row, are beside the store.
+    with ``"epoch"`` the first one for the schedule, whose temporary files, of up to 40 bytes for
+    each use of a row in a pass, are beside the store.
 
     Source: Lookahead of MLKV (III-C), the request preprocessor of RecDB (4.2).
 
@@ -158,6 +158,11 @@ class LookaheadLoader(Generic[B]):
         A ``for`` loop that ends or breaks does so by itself; one that an exception has ended does
         when the exception is gone.
         """
+        self._end_pass()
+        if isinstance(self._schedules, EpochSchedules):
+            self._schedules.close()
+
+    def _end_pass(self) -> None:
         feed, self._feed = self._feed, None
         if feed is not None:
             feed.close()
@@ -212,7 +217,7 @@ class LookaheadLoader(Generic[B]):
 
     def _open(self, *, times: bool = True) -> Feed:
         """Begins a pass; without ``times``, no steps are compared."""
-        self.close()
+        self._end_pass()
         self._left = None
         self._announcing.times = times
         schedule = None if self._schedules is None else self._schedules.next(self._tell)
@@ -263,6 +268,6 @@ class LookaheadLoader(Generic[B]):
     def _end(self, feed: Feed) -> None:
         """Ends a pass, be it the one that is under way or one before."""
         if self._feed is feed:
-            self.close()
+            self._end_pass()
         else:
             feed.close()

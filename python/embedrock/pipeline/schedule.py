@@ -19,6 +19,7 @@ from embedrock.ahead import Schedule
 from embedrock.ahead.schedule import name_of
 from embedrock.errors import MisuseError
 from embedrock.pipeline.keys import FlatKeys, KeyFinder, KeysOf, for_model, stores_here
+from embedrock.pipeline.scheduled import keys_by_name
 from embedrock.store import Store
 from embedrock.trace.trace import Trace
 
@@ -66,9 +67,9 @@ def schedule(
         progress: Called some times a second with uses that are done, and all of them, once all
             batches have been looked at. What it raises ends the work.
 
-    Two bytes for each use, and some for each batch. While it is made, a temporary file beside it
-    takes eleven bytes for each use; memory stays below 256 MiB, however many uses and keys there
-    are.
+    Two bytes for each use, and some for each batch. While it is made, temporary files beside it
+    take eleven bytes for each use, more where a stretch has few; memory stays below 256 MiB,
+    however many uses and keys there are, but for 16 bytes a batch.
 
     Errors: ``MisuseError`` for batches that are no mapping from tables to keys, for none at all,
     and for a ``keys_of`` without a model; ``IoError``, ``FullError``.
@@ -97,13 +98,15 @@ def schedule(
         maker = _of_trace(batches, target, stretch_batches)
     else:
         maker = Maker(target, stretch_batches)
+        if model is not None:
+            maker.begin(name for store in stores_here(model, "schedule") for name in store.tables)
         for batch in iterable(batches):
             maker.add(keys(batch))
-    count = maker.batches
     if behind is not None and not repeats:
+        maker.end()
         for batch in _batches(behind):
             maker.add(keys(batch))
-    return maker.finish(count, repeats=repeats, progress=progress)
+    return maker.finish(repeats=repeats, progress=progress)
 
 
 class Maker:
@@ -150,18 +153,26 @@ class Maker:
         self._core.add_many(values, offsets)
         self.batches += len(offsets) - 1
 
-    def finish(
-        self, batches: int, *, repeats: bool = False, progress: Progress | None = None
-    ) -> Schedule:
-        """Writes the schedule of the first ``batches``, and opens it.
+    def end(self) -> None:
+        """Says that what was added are the batches of the schedule: those that are added from here
+        on only say what comes behind them, from a new stretch on.
 
-        Errors: ``MisuseError`` where there is none; ``IoError``, ``FullError``.
+        Errors: ``MisuseError`` where there is no batch; ``IoError``.
         """
-        if self._core is None or batches == 0:
-            raise MisuseError(f"there is no batch to make {self._path} of, expected one at least")
-        of_all = batches == self.batches
-        self._core.finish(None if of_all else batches, repeats, progress)
+        self._begun().end()
+
+    def finish(self, *, repeats: bool = False, progress: Progress | None = None) -> Schedule:
+        """Writes the schedule, and opens it.
+
+        Errors: ``MisuseError`` where there is no batch; ``IoError``, ``FullError``.
+        """
+        self._begun().finish(repeats, progress)
         return Schedule(self._path)
+
+    def _begun(self) -> _core.ScheduleMaker:
+        if self._core is None or self.batches == 0:
+            raise MisuseError(f"there is no batch to make {self._path} of, expected one at least")
+        return self._core
 
 
 def _keys_of(model: Any, keys_of: KeysOf | None) -> Callable[[Any], Batch]:
@@ -173,7 +184,7 @@ def _keys_of(model: Any, keys_of: KeysOf | None) -> Callable[[Any], Batch]:
     if keys_of is None and isinstance(model, Store):
         return _named
     finder = KeyFinder(for_model(model) if keys_of is None else keys_of, stores)
-    return lambda batch: {part.table.name: part.keys for part in finder(batch)}
+    return lambda batch: keys_by_name(finder(batch))
 
 
 def _named(batch: Any) -> Batch:

@@ -15,11 +15,12 @@ import numpy as np
 
 from embedrock._arrays import ArrayLike
 from embedrock.ahead import BatchSchedule, Schedule
+from embedrock.errors import MisuseError
 from embedrock.pipeline.keys import FlatKeys, TableKeys
 from embedrock.store import Store
 from embedrock.table import Table
 
-__all__ = ["PassSchedule", "Schedules", "SchedulesOf", "of_store"]
+__all__ = ["PassSchedule", "Schedules", "SchedulesOf", "keys_by_name", "of_store"]
 
 _SEARCHES = 2
 """A pass looks for its place in a schedule so often: that reads the schedule's file."""
@@ -55,6 +56,8 @@ class PassSchedule:
         if self.over:
             return None
         keys: dict[Table | str, FlatKeys] = {part.table: part.keys for part in parts}
+        if len({part.table.name for part in parts}) < len(parts):
+            return None
         found = self._at(place + self.ahead, keys)
         if found is None and self.searches < _SEARCHES:
             self.searches += 1
@@ -91,6 +94,18 @@ class PassSchedule:
             if table not in uses:  # which the schedule does not have
                 uses[table] = np.full(len(of_table), -1, np.int32)
         return replace(found, next_use=uses)
+
+
+def keys_by_name(parts: Sequence[TableKeys]) -> dict[str, FlatKeys]:
+    """Keys by the names of their tables.
+
+    Errors: ``MisuseError`` for two tables of one name, in different stores.
+    """
+    found = {part.table.name: part.keys for part in parts}
+    if len(found) < len(parts):
+        names = ", ".join(sorted(repr(part.table.name) for part in parts))
+        raise MisuseError(f"tables of different stores have one name ({names}): no schedule")
+    return found
 
 
 def of_store(found: BatchSchedule, store: Store) -> BatchSchedule:

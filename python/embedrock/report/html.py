@@ -192,7 +192,7 @@ def _tables(runs: Runs) -> list[str]:
         rows.append((run, *_row(one["history"]), *seconds))
     header = ["run", "steps", "samples", "time", "samples/s", "last loss", "pages read"]
     body = _table((*header, *map(_words, names)), rows)
-    sizes = _of_engine(shown, "memory")
+    sizes = _sizes(shown)
     if sizes:
         body += _matrix("Memory of the engine", sizes, bytes_text)
     causes = _of_engine(shown, "time")
@@ -240,7 +240,16 @@ def _memory(runs: Runs) -> dict[str, dict[str, float]]:
     """MiB by part, of runs that have a store."""
     return {
         run: {_words(_plain_name(part)): size / 2**20 for part, size in sizes.items() if size}
-        for run, sizes in _of_engine(runs, "memory").items()
+        for run, sizes in _sizes(runs).items()
+    }
+
+
+def _sizes(runs: Runs) -> dict[str, Json]:
+    """Bytes of memory by part: of the budget, or what an older report has of it."""
+    found = _of_engine(runs, "memory") | _of_engine(runs, "budget")
+    return {
+        run: {part: size for part, size in sizes.items() if part.endswith("_bytes")}
+        for run, sizes in found.items()
     }
 
 

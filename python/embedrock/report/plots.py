@@ -50,6 +50,7 @@ _PART_PLACES = {
     "updating": 2,
     "batches and commits": 3, "drawing": 3,
     "committing": 4,
+    "rows": 1, "lines": 3, "rest": 6,
     "cache": 1, "index": 2, "window": 0, "buffer": 4, "staging": 5,
 }  # fmt: skip
 _RC = {

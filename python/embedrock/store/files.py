@@ -64,7 +64,7 @@ def copy(
     ``step`` is the step of a commit that is kept or pinned, or the name of a pin.
     The store may be open and written to meanwhile. ``memory`` is the budget of each of the two.
     ``storage`` is how the copy stores the rows of all its tables, as ``Store.table`` says; None
-    stores each as it was. A log has 4 bytes of memory for each id of a table with
+    stores each as it was. A log has 2 to 4 bytes of memory for each id of a table with
     ``num_embeddings``, or a seventh of one and 5 for each row where ``expected_rows`` makes that
     less, and at most 2^32 - 1 ids. ``cold_directory`` is where
     the copy has its partitions, as :func:`open` says; None keeps all of the copy in one directory.

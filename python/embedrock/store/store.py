@@ -478,14 +478,20 @@ class Store(Changing):
     def stats(self) -> dict[str, Any]:
         """Counters and sizes as nested dicts and lists, for people and programs.
 
-        How memory is spent is under ``memory``, the device under ``device``, row classes and tables
-        under ``classes`` and ``tables``; a class has under ``damage`` what upkeep could not read
-        and left as it is. ``upkeep`` counts ``merges``: the ``seconds`` that their steps took and
-        those from begin to outcome (``latency``), the longest of each (``_max``), and what a
-        scheduler has ``put_off``. ``pins`` has of each pinned commit its ``name``, ``step`` and
-        number (``sequence``), when it was ``committed`` and pinned (``unix_time``), and the
-        ``bytes`` that only it keeps. Other units are in the names (``_bytes``, ``_s``); counts are
-        since ``open``.
+        How memory is spent is under ``memory``. ``budget`` says how the budget is divided, in
+        bytes that sum up to it: ``rows`` that the caches have room for, with the state of their
+        optimizer; ``lines`` of the caches beside rows; ``index``; ``buffer``, where rows wait to be
+        written; ``staging``, what pages are read into; ``window``, the look-ahead; the ``rest``,
+        which growing indexes and the journal may take. ``rows_share`` is the part of the budget
+        that is rows.
+
+        The device is under ``device``, row classes and tables under ``classes`` and ``tables``; a
+        class has under ``damage`` what upkeep could not read and left as it is. ``upkeep`` counts
+        ``merges``: the ``seconds`` that their steps took and those from begin to outcome
+        (``latency``), the longest of each (``_max``), and what a scheduler has ``put_off``.
+        ``pins`` has of each pinned commit its ``name``, ``step`` and number (``sequence``), when it
+        was ``committed`` and pinned (``unix_time``), and the ``bytes`` that only it keeps. Other
+        units are in the names (``_bytes``, ``_s``); counts are since ``open``.
 
         Blocking: waits for verbs that write rows.
         """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from torch import nn
 
@@ -17,9 +17,9 @@ import embedrock
 from embedrock.data import Batch, Dataset, Position
 from embedrock.data.streamed import StreamedDataset
 from embedrock.pipeline.announcing import Announcing
-from embedrock.pipeline.epochs import cache_rows_of, temporary_schedule
-from embedrock.pipeline.keys import KeyFinder
-from embedrock.pipeline.scheduled import PassSchedule
+from embedrock.pipeline.epochs import stretch_of, temporary_schedule
+from embedrock.pipeline.keys import FlatKeys, KeyFinder
+from embedrock.pipeline.scheduled import PassSchedule, keys_by_name
 from embedrock.report.progress import Sink, Task
 from embedrock.store import Store
 from embedrock.training.options import Recipe
@@ -85,16 +85,16 @@ class _RunSchedules:
 
     def next(self, tell: Callable[[str], None]) -> PassSchedule:
         """Looks at the keys of all batches, and makes it."""
-        batches = self._foretold.batches
-        keys = ({p.table.name: p.keys for p in self._finder(batch)} for batch in batches)
-        schedule = temporary_schedule(
-            keys,
-            self._stores[0].path.parent,
-            behind="repeat" if self._foretold.repeats else None,
-            cache_rows=cache_rows_of(self._stores),
-            depth=self._depth,
-        )
+        stretch, keys = stretch_of(self._keys(), self._stores, self._depth)
+        behind: Literal["repeat"] | None = "repeat" if self._foretold.repeats else None
+        folder = self._stores[0].path.parent
+        tables = [name for store in self._stores for name in store.tables]
+        schedule = temporary_schedule(keys, folder, stretch, tables, behind=behind)
         return PassSchedule(schedule, 0, tell)
+
+    def _keys(self) -> Iterator[dict[str, FlatKeys]]:
+        for batch in self._foretold.batches:
+            yield keys_by_name(self._finder(batch))
 
 
 class _Loader(embedrock.LookaheadLoader[B]):

@@ -18,6 +18,7 @@ def summary(store: Store) -> dict[str, Any]:
     stats = store.stats()
     return {
         "budget_bytes": stats["budget_bytes"],
+        "budget": stats["budget"],
         "memory": stats["memory"],
         "time": stats["time"],
         "disk_bytes": stats["disk_bytes"],

@@ -50,6 +50,16 @@ def test_info_names_capacity_and_keeps_rates_for_verbose(filled_store: Path, cap
     assert ("random reads of" in verbose) is (curve["curve"] is not None)
 
 
+def test_info_says_how_the_budget_is_divided(filled_store: Path, capsys):
+    shown = _shown(capsys, ["info", str(filled_store)])
+    budget = json.loads(_shown(capsys, ["info", str(filled_store), "--json"]))["stats"]["budget"]
+    lines = [line.split() for line in shown.splitlines()]
+    parts = [line[0] for line in lines if line and f"{line[0]}_bytes" in budget]
+    assert parts == ["rows", "lines", "index", "buffer", "staging", "window", "rest"]
+    (rows,) = (line for line in lines if line[:1] == ["rows"] and line[-2:] == ["of", "it"])
+    assert 0 < budget["rows_share"] < 1 and f"{budget['rows_share']:.1%}" in rows
+
+
 def _shown(capsys, command: list[str]) -> str:
     assert cli.main(command) == 0
     return capsys.readouterr().out

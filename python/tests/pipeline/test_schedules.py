@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -65,8 +66,9 @@ def test_a_schedule_has_the_next_use_of_each_use(tmp_path: Path, behind: str) ->
     assert made.tables == ["a", "b"] and made.repeats == (behind == "repeat")
     assert told[-1][0] == told[-1][1] == 240 + (80 if behind == "others" else 0)
     # Behind 30 batches in stretches of 4 the next ones begin with a stretch of their own.
-    gap: Batches = [{"a": [], "b": []}] * 2 if behind == "repeat" else []
-    later = {"nothing": [], "repeat": [*gap, *batches], "others": others or []}[behind]
+    gap: Batches = [{"a": [], "b": []}] * 2
+    then: Any = {"nothing": [], "repeat": batches, "others": others}[behind]
+    later = [*gap, *then]
     furthest = 0
     for opened in (made, Schedule(tmp_path / "one")):
         for at, batch in enumerate(batches):
@@ -74,7 +76,7 @@ def test_a_schedule_has_the_next_use_of_each_use(tmp_path: Path, behind: str) ->
             assert found is not None
             assert (found.stretch, found.stretch_batches) == (100 + at // 4, 4)
             uses = {str(table): np.asarray(uses).tolist() for table, uses in found.next_use.items()}
-            assert uses == expected(batches, at, 4, later)  # type: ignore[arg-type]
+            assert uses == expected(batches, at, 4, later)
             furthest = max(furthest, *map(max, uses.values()))
         assert opened.furthest == furthest
 
@@ -194,6 +196,8 @@ def trained(path: Path, passes: Iterable[Any], schedule: Any) -> tuple[int, list
             for batch in loader:
                 table.update(batch["t"], table.get(batch["t"]) / 8 + 0.01, lr=0.1)
             counts.append(loader.stats())
+        window = store.window.stats()
+        assert window["schedule_wrong"] == 0, window
         store.commit(1)
         return table.digest(), counts
 
@@ -239,9 +243,8 @@ def test_a_shuffling_loader_gives_what_it_gives_without_schedule(
         found.append((digest, torch.rand(1).item(), random.random(), np.random.get_state()[1][0]))
     assert found[0] == found[1], "rows and random generators are the same"
     assert [count["scheduled"] for count in counts] == [38] * 3, counts
-    if not ragged:
-        # 32 samples together and one by one, each sample once for the schedule, three passes.
-        assert datasets[1].looked_at == 16 + 16 + 600 + 3 * 600
+    # What the schedule asks for, a worker process looks at.
+    assert datasets[1].looked_at == 3 * 600
 
 
 def samplers(torch: Any, dataset: Clicks) -> dict[str, Any]:
@@ -306,11 +309,11 @@ def test_the_order_of_this_pass_and_of_the_next_is_known(name: str) -> None:
         if name == "ranks":
             loader.sampler.set_epoch(epoch)
         before = torch.random.get_rng_state()
-        this, behind = orders(loader)
+        this, *behind = orders(loader, 3)
         torch.random.set_rng_state(before)
-        assert behind is not None
+        assert len(behind) == 2
         if foretold is not None:
-            assert equal(foretold, this)
+            assert all(map(equal, foretold, [this, behind[0]]))
         foretold = behind
         given = [
             [place[tuple(ids)] for ids in batch["t"].reshape(-1, 4).tolist()] for batch in loader
@@ -326,8 +329,8 @@ def test_an_order_that_hangs_on_the_generator_of_all_is_known_for_this_pass(
     dataset = Clicks(200)
     torch.manual_seed(1)
     loader = torch_loader(dataset, shuffle=True)
-    this, behind = orders(copy.copy(loader))
-    assert behind is None and len(this) == 13
+    (this,) = orders(copy.copy(loader), 3)
+    assert len(this) == 13
 
     def passes() -> Iterator[Any]:
         torch.manual_seed(2)
@@ -378,7 +381,8 @@ def test_loaders_whose_order_nobody_knows_are_refused(tmp_path: Path) -> None:
 
     with embedrock.open(tmp_path / "s", "4MiB") as store:
         store.table("t", 4, num_embeddings=100, optimizer="sgd")
-        for loader in (torch.utils.data.DataLoader(Stream()), iter([{"t": [1]}])):
+        unknown = [torch.utils.data.DataLoader(Stream()), iter([{"t": [1]}]), Wrapped()]
+        for loader in unknown:
             with pytest.raises(MisuseError, match=r"needs to know the order of"):
                 embedrock.LookaheadLoader(
                     loader, store, keys_of=lambda batch: batch, schedule="epoch"
@@ -390,6 +394,102 @@ def test_loaders_whose_order_nobody_knows_are_refused(tmp_path: Path) -> None:
                 keys_of=lambda batch: batch,
                 schedule="batch",  # type: ignore[arg-type]
             )
+
+
+class Wrapped:
+    """A loader of one's own, of which nobody knows whether it gives the same batches again."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([{"t": [1]}])
+
+
+class Odd(Clicks):
+    """A dataset that cannot give one of its samples."""
+
+    def __getitem__(self, index: int) -> np.ndarray[Any, Any]:
+        if index == 77:
+            raise OSError("sample 77 is damaged")
+        return super().__getitem__(index)
+
+
+def test_a_dataset_that_fails_does_so_where_its_batch_comes(tmp_path: Path) -> None:
+    loader = torch_loader(Odd(160))
+    with embedrock.open(tmp_path / "s", "2MiB") as store:
+        store.table("t", 32, num_embeddings=50_000, optimizer="sgd")
+        told = embedrock.LookaheadLoader(
+            loader, store, keys_of=lambda batch: {"t": batch["t"]}, schedule="epoch"
+        )
+        given = 0
+        with (
+            pytest.warns(LookaheadWarning, match="there is no schedule for this pass: OSError"),
+            pytest.raises(OSError, match="sample 77 is damaged"),
+        ):
+            for _ in told:
+                given += 1
+        assert given == 77 // 16
+
+
+def test_only_samples_that_a_pass_has_are_looked_at(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    sampler = torch.utils.data.SubsetRandomSampler(
+        [n for n in range(160) if n != 77], generator=torch.Generator().manual_seed(3)
+    )
+    loader = torch_loader(Odd(160), sampler=sampler)
+    _, counts = trained(tmp_path / "s", [loader] * 2, "epoch")
+    assert [count["scheduled"] for count in counts] == [10, 10]
+
+
+def test_a_pass_without_a_batch_and_batches_of_some_tables_are_as_without(tmp_path: Path) -> None:
+    with embedrock.open(tmp_path / "s", "2MiB") as store:
+        for name in "ab":
+            store.table(name, 8, num_embeddings=100, optimizer="sgd")
+        assert list(embedrock.LookaheadLoader([], store, 8, dict, schedule="epoch")) == []
+        batches = [{"a": [1, 2]}, {"b": [3]}, {"a": [2], "b": [3]}]
+        loader = embedrock.LookaheadLoader(batches, store, 8, dict, schedule="epoch")
+        assert list(loader) == batches and loader.stats()["scheduled"] == 3
+        empty = torch_loader(Clicks(9), drop_last=True)
+        keys_of = lambda batch: {"a": batch["t"]}  # noqa: E731
+        assert list(embedrock.LookaheadLoader(empty, store, 8, keys_of, schedule="epoch")) == []
+
+
+def test_tables_of_one_name_in_two_stores_have_no_schedule(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    with (
+        embedrock.open(tmp_path / "1", "2MiB") as first,
+        embedrock.open(tmp_path / "2", "2MiB") as second,
+    ):
+        bags = [
+            embedrock.nn.EmbeddingBag(90, 8, mode="sum", store=store, name="items", optimizer="sgd")
+            for store in (first, second)
+        ]
+        ids = torch.arange(6).reshape(2, 3)
+        loader = embedrock.LookaheadLoader(
+            [ids] * 4,
+            torch.nn.ModuleList(bags),
+            8,
+            keys_of=lambda batch: dict.fromkeys(bags, batch),
+            schedule="epoch",
+        )
+        with pytest.warns(LookaheadWarning, match="tables of different stores have one name"):
+            assert len(list(loader)) == 4
+
+
+def test_closing_a_loader_ends_what_is_made_for_its_next_pass(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    (tmp_path / "stores").mkdir()
+    with embedrock.open(tmp_path / "stores" / "s", "2MiB") as store:
+        store.table("t", 32, num_embeddings=50_000, optimizer="sgd")
+        shuffled = torch_loader(
+            Clicks(20_000), shuffle=True, generator=torch.Generator().manual_seed(1)
+        )
+        loader = embedrock.LookaheadLoader(
+            shuffled, store, keys_of=lambda batch: {"t": batch["t"]}, schedule="epoch"
+        )
+        for _ in loader:
+            break
+        loader.close()
+        assert "embedrock schedule" not in {one.name for one in threading.enumerate()}
+    assert [path.name for path in (tmp_path / "stores").iterdir()] == ["s"]
 
 
 def test_tables_of_two_stores_have_one_schedule(tmp_path: Path) -> None:

@@ -70,6 +70,25 @@ def test_per_cent_that_work_are_what_was_asked_for(tmp_path: Path) -> None:
     assert stats["asked_bytes"] == stats["budget_bytes"] == 200_000 * 512 // 10
 
 
+def test_the_parts_of_a_budget_sum_up_to_it(tmp_path: Path) -> None:
+    with embedrock.open(tmp_path / "s", "2MiB", check_disk=False) as store:
+        store.table("t", 64, num_embeddings=9000).get(ROWS)
+        store.table("u", 16, expected_rows=9000).put(ROWS, np.ones((200, 16), np.float32))
+        store.commit(1)
+        stats = store.stats()
+    parts = dict(stats["budget"])
+    share = parts.pop("rows_share")
+    assert sum(parts.values()) == stats["budget_bytes"] == 2 << 20
+    classes = stats["classes"]
+    rows = sum(one["cache_capacity"] * one["row_bytes"] for one in classes)
+    assert parts["rows_bytes"] == rows and share == rows / (2 << 20) > 0.3
+    assert rows + parts["lines_bytes"] == stats["memory"]["cache_bytes"]
+    spent = {"rows_bytes", "lines_bytes", "rest_bytes"} ^ parts.keys()
+    assert {name: parts[name] for name in spent} == {
+        name: size for name, size in stats["memory"].items() if name != "cache_bytes"
+    }
+
+
 def test_a_store_that_is_opened_again_says_it_at_the_open(tmp_path: Path) -> None:
     with embedrock.open(tmp_path / "s", "4MiB") as store:
         store.table("t", 8, num_embeddings=1000).put(ROWS, np.ones((200, 8), np.float32))

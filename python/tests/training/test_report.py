@@ -101,6 +101,15 @@ def test_the_html_parses_and_has_the_figures_of_the_json(tmp_path: Path):
     assert times == ["1 s", "5 s", "500 ms", "1.5 s"]
 
 
+def test_memory_is_shown_as_the_budget_is_divided():
+    whole = a_report()
+    budget = {"rows_bytes": 3 << 20, "index_bytes": 1 << 20, "rows_share": 0.75}
+    whole["results"]["out_of_core"]["engine"] = ENGINE | {"budget": budget}
+    page = Page(html.render(whole, "t"))
+    place = page.rows.index(["run", "rows", "index"])
+    assert page.rows[place + 1] == ["out of core", "3 MiB", "1 MiB"]
+
+
 # 9 bytes were 8.58307e-06 MiB, a share 0.0123457, and a list of records Python's text of it.
 def test_values_have_the_unit_of_their_name_and_digits_that_matter():
     page = Page(html.render(a_report(), "t"))

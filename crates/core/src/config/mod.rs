@@ -22,7 +22,8 @@ pub struct LookaheadBatch<'a> {
     /// Keys that the batch will use; duplicates are allowed.
     pub keys: &'a [u64],
     /// With a schedule: of each key in how many stretches it is used again, plus 1 (1: later in
-    /// this stretch); 0 where nobody knows. Empty without.
+    /// this stretch); 0 where nobody knows. Of a key that occurs several times the last one counts.
+    /// Empty without.
     pub next: &'a [u16],
 }
 

@@ -1,5 +1,5 @@
-//! The index of a dense table, in one of two forms: a slot number for every id, or for those alone
-//! that have a stored copy.
+//! The index of a dense table, in one of two forms: a slot number for every id, in as many bits as
+//! the file needs, or one for those alone that have a stored copy.
 //!
 //! Both are exact: an id has a stored copy if and only if its slot number is not 0.
 
@@ -23,14 +23,14 @@ pub struct DenseIndex(Form);
 
 #[derive(Debug)]
 enum Form {
-    /// 4 bytes per id.
+    /// 2 to 4 bytes per id, by the slots of the file.
     Full(FullIndex),
     /// 0.14 bytes per id, and about 4.3 for each that has a stored copy.
     Packed(PackedIndex),
 }
 
 impl DenseIndex {
-    /// An index with a word for every id, none of which has a stored copy.
+    /// An index with an entry for every id, none of which has a stored copy.
     ///
     /// *Errors*: `Misuse` when `num_embeddings` is above 2^32 - 1, because a slot number has 32
     /// bits and 0 is taken; `Budget` when the machine does not have the addresses. The caller has
@@ -65,9 +65,28 @@ impl DenseIndex {
     pub fn empty_copy(&self) -> Result<Self> {
         let count = self.num_embeddings() as usize;
         Ok(Self(match &self.0 {
-            Form::Full(_) => Form::Full(FullIndex::new(count)?),
+            Form::Full(index) => Form::Full(index.empty_copy()?),
             Form::Packed(_) => Form::Packed(PackedIndex::new(count)?),
         }))
+    }
+
+    /// Makes sure that every slot number below `slots` fits an entry, as [`set`](Self::set) does
+    /// for its own. Entries move apart with the changes that follow: nobody waits for all of them.
+    ///
+    /// *Errors*: `Budget` when the machine does not have the memory; nothing changed then.
+    pub fn fit(&mut self, slots: u64) -> Result<()> {
+        match &mut self.0 {
+            Form::Full(index) => index.fit(slots),
+            Form::Packed(_) => Ok(()),
+        }
+    }
+
+    /// Bytes by which [`fit`](Self::fit) makes it grow.
+    pub fn growth_to_fit(&self, slots: u64) -> u64 {
+        match &self.0 {
+            Form::Full(index) => index.growth_to_fit(slots),
+            Form::Packed(_) => 0,
+        }
     }
 
     /// Copies a part of it, of a number, into what `empty_copy` gave: some megabytes. Says whether
@@ -134,12 +153,18 @@ impl DenseIndex {
     /// The number of ids, with or without a stored copy.
     pub fn num_embeddings(&self) -> u64 {
         match &self.0 {
-            Form::Full(index) => index.words().len() as u64,
+            Form::Full(index) => index.num_embeddings(),
             Form::Packed(index) => index.num_embeddings(),
         }
     }
 
-    /// Bytes that the index of a table of `num_embeddings` rows takes.
+    /// Bytes that the index of a new table of `num_embeddings` rows takes, alone in its file.
+    pub fn memory_of_new(num_embeddings: u64) -> u64 {
+        FullIndex::memory_of_new(num_embeddings)
+    }
+
+    /// Bytes that the index of a table of `num_embeddings` rows takes at most, however many slots
+    /// its file has.
     pub fn memory_for(num_embeddings: u64) -> u64 {
         FullIndex::memory_for(num_embeddings)
     }
@@ -151,16 +176,16 @@ impl DenseIndex {
     }
 
     /// Bytes that it takes at most with so many ids that have a stored copy, where none was
-    /// removed.
+    /// removed, in a file of as many slots.
     pub fn memory_with(&self, rows: u64) -> u64 {
         let ids = self.num_embeddings();
         match &self.0 {
-            Form::Full(_) => Self::memory_for(ids),
+            Form::Full(index) => index.memory_bytes() as u64,
             Form::Packed(_) => PackedIndex::memory_for(ids, rows.min(ids)),
         }
     }
 
-    /// Bytes of memory; with a word for every id fewer are resident until each was written.
+    /// Bytes of memory; with an entry for every id fewer are resident until each was written.
     pub fn memory_bytes(&self) -> usize {
         match &self.0 {
             Form::Full(index) => index.memory_bytes(),
@@ -182,12 +207,9 @@ impl DenseIndex {
         full.into_iter().flatten().chain(packed.into_iter().flatten())
     }
 
-    /// The slot number of every id, 0 where there is no stored copy; `None` of the packed form.
-    pub fn words(&self) -> Option<&[u32]> {
-        match &self.0 {
-            Form::Full(index) => Some(index.words()),
-            Form::Packed(_) => None,
-        }
+    /// Whether only ids with a stored copy have a slot number.
+    pub fn is_packed(&self) -> bool {
+        matches!(&self.0, Form::Packed(_))
     }
 
     /// How many snapshot pieces the index has.
@@ -306,10 +328,11 @@ mod tests {
     #[test]
     fn an_index_costs_what_its_form_says() {
         let [full, packed] = both(1_000_000);
-        assert!(full.memory_bytes() <= 4_000_100);
+        assert!(full.memory_bytes() <= 21 * 125_000 + 100);
+        assert_eq!(full.memory_bytes() as u64, DenseIndex::memory_of_new(1_000_000));
         assert!(packed.memory_bytes() <= 150_000);
         assert!(packed.memory_bytes() as u64 <= DenseIndex::packed_memory_for(1_000_000, 0));
-        assert!(full.words().is_some() && packed.words().is_none());
+        assert!(!full.is_packed() && packed.is_packed());
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //!
 //! An index maps keys to slot numbers of the table's row class; 0 means no stored copy. It does no
 //! I/O, knows nothing of pages, and takes no lock: all changes happen through `&mut self`, under
-//! the owner's lock, and look-ups through `&self`. [`DenseIndex`] answers exactly, with a word for
-//! every id or for those alone that have a copy. [`SparseIndex`] keeps no keys, so its answers are
-//! candidates whose stored key the caller compares.
+//! the owner's lock, and look-ups through `&self`. [`DenseIndex`] answers exactly, with an entry
+//! for every id or for those alone that have a copy. [`SparseIndex`] keeps no keys, so its answers
+//! are candidates whose stored key the caller compares.
 //!
 //! Both are written to and rebuilt from small pieces, one at a time, so that a snapshot of an index
 //! spreads over many commits. `docs/formats` draws the pieces; here they are little endian.

@@ -68,9 +68,7 @@ pub(crate) fn index_memory_to_grow(
     merging: Merging,
 ) -> Result<IndexMemory> {
     let of = |ids: u64| match (kind, packed) {
-        (StorageKind::Log, false) => {
-            Ok(IndexMemory { now: DenseIndex::memory_for(ids), growth: 0 })
-        }
+        (StorageKind::Log, false) => Ok(dense_memory(ids)),
         (StorageKind::Log, true) => {
             let rows = expected.unwrap_or(ids).min(ids);
             Ok(IndexMemory { now: DenseIndex::packed_memory_for(ids, rows), growth: 0 })
@@ -103,9 +101,7 @@ pub(crate) fn index_memory(
             now: DenseIndex::packed_memory_for(ids, 0),
             growth: packed_growth(ids, 0, expected.unwrap_or(0)),
         },
-        (StorageKind::Log, Some(ids)) => {
-            IndexMemory { now: DenseIndex::memory_for(ids), growth: 0 }
-        }
+        (StorageKind::Log, Some(ids)) => dense_memory(ids),
         (StorageKind::Lsm, Some(ids)) => {
             let bits = if merging.filters { LSM_FILTER_BITS_PER_ID } else { 0 };
             let of_top = index_bytes(above(ids), LSM_BYTES_PER_TOP_ID_TWICE);
@@ -140,12 +136,19 @@ pub(crate) fn index_memory(
     })
 }
 
+/// That of a dense table in a log with an entry for every id: what slot numbers of its rows need,
+/// and what they may take in a longer file.
+fn dense_memory(ids: u64) -> IndexMemory {
+    let now = DenseIndex::memory_of_new(ids);
+    IndexMemory { now, growth: DenseIndex::memory_for(ids).saturating_sub(now) }
+}
+
 /// Whether the index of a new table has room for ids with a row alone: of one in a log that is
 /// stored by id, where that is the smaller once it has the rows that are expected.
 pub(crate) fn is_packed(kind: StorageKind, ids: Option<u64>, expected: Option<u64>) -> bool {
     match (kind, ids, expected) {
         (StorageKind::Log, Some(ids), Some(expected)) if expected < ids && ids <= DENSE_IDS_MAX => {
-            DenseIndex::packed_memory_for(ids, expected) < DenseIndex::memory_for(ids)
+            DenseIndex::packed_memory_for(ids, expected) < DenseIndex::memory_of_new(ids)
         }
         _ => false,
     }
@@ -265,7 +268,8 @@ mod tests {
         let rows = 1_000_000;
         let dense = memory(lsm, Some(rows), None);
         assert_eq!(dense, IndexMemory { now: 150_000, growth: 506_250 + 129_096 });
-        assert!(dense.now + dense.growth < memory(log, Some(rows), None).now / 4);
+        let IndexMemory { now, growth } = memory(log, Some(rows), None);
+        assert!(dense.now + dense.growth < (now + growth) / 4);
         let growing = memory(lsm, None, Some(rows));
         assert_eq!(growing, IndexMemory { now: 0, growth: 956_250 + 129_096 });
         assert_eq!(memory(log, None, Some(rows)).growth, 8_500_000);
@@ -280,13 +284,14 @@ mod tests {
     fn an_index_in_a_log_is_packed_where_that_is_the_smaller() {
         let ids = 1_000_000;
         let is_packed = |expected| is_packed(StorageKind::Log, Some(ids), expected);
-        assert!(is_packed(Some(1)) && is_packed(Some(ids / 2)) && is_packed(Some(ids * 8 / 10)));
-        assert!(!is_packed(Some(ids * 9 / 10)) && !is_packed(Some(ids)) && !is_packed(None));
+        assert!(is_packed(Some(1)) && is_packed(Some(ids / 2)) && is_packed(Some(ids * 54 / 100)));
+        assert!(!is_packed(Some(ids * 56 / 100)) && !is_packed(Some(ids)) && !is_packed(None));
         assert!(!is_packed(Some(u64::MAX)));
         let memory = |expected| {
             index_memory(StorageKind::Log, Some(ids), expected, Merging::default()).unwrap()
         };
-        assert_eq!(memory(None), IndexMemory { now: 4_000_016, growth: 0 });
+        // 21 bits name five slots for three ids; 32 are the most.
+        assert_eq!(memory(None), IndexMemory { now: 2_625_024, growth: 1_375_000 });
         let eighth = memory(Some(ids / 8));
         assert_eq!(eighth.now, DenseIndex::packed_memory_for(ids, 0));
         assert_eq!(eighth.now + eighth.growth, DenseIndex::packed_memory_for(ids, ids / 8));

@@ -471,6 +471,26 @@ pub(crate) trait StorageBudget {
         tables.map(|(table, expected)| self.index_growth(table, expected)).sum()
     }
 
+    /// Bytes by which indexes grow before `rows` more rows can be written, with some to spare:
+    /// where a longer file needs wider slot numbers.
+    fn bytes_to_widen(&self, rows: u64) -> u64 {
+        let _ = rows;
+        0
+    }
+
+    /// Takes these bytes. Who asked for them has made room.
+    ///
+    /// *Errors*: `Budget` when the machine does not have the memory.
+    fn widen_indexes(&mut self, rows: u64) -> Result<()> {
+        let _ = rows;
+        Ok(())
+    }
+
+    /// Bytes by which indexes grow if slot numbers become as wide as they can.
+    fn bytes_of_widest(&self) -> u64 {
+        0
+    }
+
     /// Bytes that deletes of these keys leave in memory until upkeep has dropped their rows.
     fn bytes_for_deletes(&self, table: u16, keys: &[u64]) -> u64 {
         let _ = (table, keys);

@@ -29,7 +29,7 @@ mod window;
 
 pub use commit::PendingCommit;
 pub use files::place::check_place;
-pub use memory::accounts::MemoryUse;
+pub use memory::accounts::{BudgetParts, MemoryUse};
 pub use stats::{ClassStats, CommitStats, DeviceStats, RowReads, Stats, UpkeepStats, WrittenBytes};
 pub use sweeps::changes::{ChangedRows, Changes, Since, TableEvent};
 pub use sweeps::check::{CheckReport, Problem, check};

@@ -2,7 +2,7 @@
 
 use super::engine::Class;
 use super::files::class_file::{PARTITION_PREFIX, lies_apart};
-use super::memory::accounts::MemoryUse;
+use super::memory::accounts::{BudgetParts, MemoryUse};
 use super::{Inner, Store};
 use crate::config::{StorageKind, TableInfo};
 use crate::error::{ErrorKind, Result};
@@ -26,6 +26,8 @@ pub struct Stats {
     pub asked_bytes: u64,
     /// How memory is spent.
     pub memory: MemoryUse,
+    /// How the budget is divided, and which share of it is rows.
+    pub budget: BudgetParts,
     /// Bytes on disk: rows, journal, state.
     pub disk_bytes: u64,
     /// The bound on them.
@@ -314,6 +316,7 @@ impl Store {
             budget_bytes: engine.budget_bytes,
             asked_bytes: engine.asked_bytes,
             memory: engine.memory(),
+            budget: engine.budget_parts(),
             disk_bytes: inner.disk_bytes(),
             max_disk_bytes: inner.options.max_disk_bytes,
             hits,

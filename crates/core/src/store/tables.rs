@@ -230,7 +230,7 @@ impl Inner {
                 self.poison_on_error(written.and_then(|()| log.write_out()))?;
             }
         }
-        self.history.lock().index_bytes = engine.memory().index_bytes;
+        self.history.lock().index_bytes = engine.index_bytes_of_pieces();
         engine.plan(&self.options, &*self.medium)?;
         *self.divided.lock() = Some((engine.asked_bytes, engine.budget_bytes));
         self.was_divided.store(true, Ordering::Relaxed);

@@ -127,7 +127,7 @@ def make(path: str, uses: int, rows: int, seed: int) -> dict[str, Any]:
         maker.add_many(keys, offsets)
         seconds += perf_counter() - begun
     begun = perf_counter()
-    schedule = maker.finish(maker.batches)
+    schedule = maker.finish()
     seconds += perf_counter() - begun
     last = maker.batches - _BATCHES
     for number in range(_BATCHES):

@@ -123,6 +123,10 @@ impl StorageTables for ClassLog {
             TableIndex::Dense(_) => None,
         };
         self.add_table(facts.table, index);
+        if let Err(error) = self.fit_indexes(self.slots_expected()) {
+            self.remove_table(facts.table);
+            return Err(error);
+        }
         Ok(partitions)
     }
 
@@ -140,7 +144,8 @@ impl StorageTables for ClassLog {
     }
 
     fn grow_table(&mut self, table: u16, num_embeddings: u64) -> Result<()> {
-        self.index_mut(table).grow(num_embeddings)
+        self.index_mut(table).grow(num_embeddings)?;
+        self.fit_indexes(self.slots_expected())
     }
 }
 

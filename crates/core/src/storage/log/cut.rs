@@ -3,7 +3,7 @@
 use super::demand::JOURNAL_BYTES_PER_ROW;
 use super::{ClassLog, fillings};
 use crate::error::Result;
-use crate::storage::{Cut, StorageJournal};
+use crate::storage::{Cut, StorageBudget, StorageJournal};
 use std::sync::Arc;
 
 impl StorageJournal for ClassLog {
@@ -25,7 +25,8 @@ impl StorageJournal for ClassLog {
             unsynced,
             began,
             position: self.epoch_began,
-            index_bytes: self.table_bytes() + record_bytes,
+            // In a piece a slot number has 32 bits, however few it has in memory.
+            index_bytes: self.table_bytes() + self.bytes_of_widest() + record_bytes,
             record,
             partitions: self.partitions().collect(),
             written,

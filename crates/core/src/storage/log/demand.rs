@@ -10,7 +10,7 @@ use crate::index::INDEX_BYTES_PER_KEY;
 use crate::io::{Buffers, Medium, pow2_below};
 use crate::storage::failures::FAILURES_BYTES;
 use crate::storage::need::{
-    bytes_for_written_rows, change_bytes_beside, journal_bytes_beside, log_index_bytes,
+    LIVE_SHARE, bytes_for_written_rows, change_bytes_beside, journal_bytes_beside, log_index_bytes,
 };
 use crate::storage::page::ENTRY_BYTES;
 use crate::storage::{FlushBuffer, StorageBudget, StorageMemory, StorageStretches, StorageWrite};
@@ -38,6 +38,12 @@ pub(crate) const MERGE_PORTIONS: usize = 13;
 /// that waits, and an edit.
 const TOMBSTONE_BYTES: usize = 11;
 const EDIT_BYTES: usize = 1 << 10;
+/// Dense indexes have bits for the file as it is, so many segments, one part in so many and the
+/// rows of a batch: room on disk is made for a batch at a time, and for what cleaning moves.
+const SEGMENTS_AHEAD: u64 = 4;
+const PART_AHEAD: u64 = 8;
+/// Slots of a file at most.
+const SLOTS_MOST: u64 = 1 << u32::BITS;
 /// Journal bytes of one written row at most: its delta, or that of a delete and of a merge.
 pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
 
@@ -184,6 +190,18 @@ impl StorageBudget for ClassLog {
         most.saturating_sub(index.memory_bytes() as u64)
     }
 
+    fn bytes_to_widen(&self, rows: u64) -> u64 {
+        self.growth_to_fit(self.slots_ahead(rows))
+    }
+
+    fn widen_indexes(&mut self, rows: u64) -> Result<()> {
+        self.fit_indexes(self.slots_ahead(rows))
+    }
+
+    fn bytes_of_widest(&self) -> u64 {
+        self.growth_to_fit(SLOTS_MOST)
+    }
+
     fn memory(&self) -> StorageMemory {
         let buffers = self.buffer.memory_bytes()
             + self.writer.memory_bytes()
@@ -191,6 +209,40 @@ impl StorageBudget for ClassLog {
             + self.scratch.capacity() * 4
             + (self.order.capacity() + self.slots.capacity()) * 4;
         StorageMemory { index_bytes: self.index_bytes(), buffer_bytes: buffers as u64 }
+    }
+}
+
+/// Slot numbers and the widths of the dense indexes that have them.
+impl ClassLog {
+    /// Slots of the file once so many rows were written, and an eighth more and some segments:
+    /// indexes widen before they must.
+    fn slots_ahead(&self, rows: u64) -> u64 {
+        let slots = self.slots_with(SEGMENTS_AHEAD * self.segment_bytes);
+        (slots + slots / PART_AHEAD + rows).min(SLOTS_MOST)
+    }
+
+    /// Slots of the file with all rows of all tables, as cleaning keeps it.
+    pub(super) fn slots_expected(&self) -> u64 {
+        let rows: u64 = self.tables.iter().map(|(_, index)| index.ids_or_rows()).sum();
+        ((rows as f64 / LIVE_SHARE) as u64).min(SLOTS_MOST)
+    }
+
+    /// Makes sure that all dense indexes can name so many slots.
+    pub(super) fn fit_indexes(&mut self, slots: u64) -> Result<()> {
+        for (_, index) in &mut self.tables {
+            if let TableIndex::Dense(index) = index {
+                index.fit(slots)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn growth_to_fit(&self, slots: u64) -> u64 {
+        let of_table = |(_, index): &(u16, TableIndex)| match index {
+            TableIndex::Dense(index) => index.growth_to_fit(slots),
+            TableIndex::Sparse(..) => 0,
+        };
+        self.tables.iter().map(of_table).sum()
     }
 }
 

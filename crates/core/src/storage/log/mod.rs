@@ -169,10 +169,7 @@ impl TableIndex {
     /// All slots that hold the newest copy of a key, in no useful order.
     pub(crate) fn slots(&self) -> Box<dyn Iterator<Item = u32> + '_> {
         match self {
-            TableIndex::Dense(index) => match index.words() {
-                Some(words) => Box::new(words.iter().copied().filter(|slot| *slot != 0)),
-                None => Box::new(index.iter().map(|(_, slot)| slot)),
-            },
+            TableIndex::Dense(index) => Box::new(index.iter().map(|(_, slot)| slot)),
             TableIndex::Sparse(index, _) => {
                 Box::new((0..index.partitions()).flat_map(|partition| index.slots(partition)))
             }

@@ -250,6 +250,7 @@ impl LogRecovery {
         for table in self.tables {
             log.add_table(table.id, table.index);
         }
+        log.fit_indexes(log.slots_with(0))?;
         log.dropped = self.dropped;
         Ok(log)
     }
@@ -350,8 +351,12 @@ impl LogRecovery {
         let rows_per_page = self.layout.rows_per_page as u64;
         for RecoveredTable { name, index, .. } in &self.tables {
             if let TableIndex::Dense(index) = index
-                && let Some(words) = index.words()
-                && segments.recovered_all(words, rows_per_page..pages * rows_per_page)
+                && !index.is_packed()
+                && segments.recovered_all(
+                    index.num_embeddings() as usize,
+                    |id| index.get(id as u64),
+                    rows_per_page..pages * rows_per_page,
+                )
             {
                 continue;
             }

@@ -134,8 +134,9 @@ impl ClassLog {
                 self.pages.file.name()
             );
         }
-        // The longer file first: of all this it is what most likely fails.
         if more > 0 {
+            self.fit_indexes(self.slots_with(more * self.segment_bytes))?;
+            // The longer file first: of all this it is what most likely fails.
             let end = u64::from(self.segments.count()) * self.segment_bytes;
             self.pages.file.allocate(end, more * self.segment_bytes)?;
             for _ in 0..more {

@@ -35,7 +35,8 @@ impl Engine {
                     .sum(),
                 sparse: tables().any(|t| t.first.is_none()),
                 index_bytes: log.memory().index_bytes,
-                index_growth: log.index_growths(&mut tables().filter_map(expected)),
+                index_growth: log.index_growths(&mut tables().filter_map(expected))
+                    + log.bytes_of_widest(),
                 ..ClassDemand::of(&class.record, &class.choices)
             }
         };
@@ -99,6 +100,25 @@ impl Engine {
             }
         }
         used
+    }
+
+    /// Bytes that the pieces of all indexes take on disk at most: a slot number has 32 bits there.
+    pub(in crate::store) fn index_bytes_of_pieces(&self) -> u64 {
+        let of_class = |class: &Class| {
+            let log = class.log.lock();
+            log.memory().index_bytes + log.bytes_of_widest()
+        };
+        self.classes.iter().map(of_class).sum()
+    }
+
+    /// How the budget is divided, part by part.
+    pub(in crate::store) fn budget_parts(&self) -> BudgetParts {
+        let used = self.memory();
+        let rows = |class: &Class| {
+            let tier = class.tier.as_ref()?;
+            Some(tier.cache.row_capacity() * class.record.cached_row_bytes() as u64)
+        };
+        BudgetParts::of(self.budget_bytes, &used, self.classes.iter().filter_map(rows).sum())
     }
 
     /// Bytes of everything that counts against the budget, and of what indexes of other classes are
@@ -199,5 +219,47 @@ impl MemoryUse {
             + self.buffer_bytes
             + self.staging_bytes
             + self.window_bytes
+    }
+}
+
+/// How the budget is divided: what each part takes, and what none does. The bytes sum up to it,
+/// where it is not exceeded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+pub struct BudgetParts {
+    /// Rows that the caches have room for, state of optimizers included.
+    pub rows_bytes: u64,
+    /// What the caches have beside rows: lines of sets, stamps and headers of rows.
+    pub lines_bytes: u64,
+    /// Indexes and segment counters.
+    pub index_bytes: u64,
+    /// Flush buffers and chunks being written.
+    pub buffer_bytes: u64,
+    /// Buffers of page reads.
+    pub staging_bytes: u64,
+    /// The look-ahead window.
+    pub window_bytes: u64,
+    /// What is left for indexes that grow, for the journal, and for what is not a whole set.
+    pub rest_bytes: u64,
+    /// The part of the budget that is rows; 0 before it is divided.
+    pub rows_share: f64,
+}
+
+impl BudgetParts {
+    /// The parts of a budget of which `used` is in use, `rows_bytes` of that for rows.
+    fn of(budget_bytes: u64, used: &MemoryUse, rows_bytes: u64) -> Self {
+        Self {
+            rows_bytes,
+            lines_bytes: used.cache_bytes - rows_bytes,
+            index_bytes: used.index_bytes,
+            buffer_bytes: used.buffer_bytes,
+            staging_bytes: used.staging_bytes,
+            window_bytes: used.window_bytes,
+            rest_bytes: budget_bytes.saturating_sub(used.total()),
+            rows_share: if budget_bytes == 0 {
+                0.0
+            } else {
+                rows_bytes as f64 / budget_bytes as f64
+            },
+        }
     }
 }

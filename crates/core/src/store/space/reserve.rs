@@ -67,6 +67,14 @@ impl Inner {
     fn reserve_class(&self, engine: &Engine, class: &Class) -> Result<()> {
         let mut log = class.lock(&self.metrics);
         let rows = class.unwritten_rows(&**log);
+        let growth = log.bytes_to_widen(rows);
+        if growth > 0 {
+            drop(log);
+            // A plan leaves this to be taken from caches, for slot numbers of all widths.
+            self.shrink_to(engine, growth, Engine::index_bytes_to_come)?;
+            log = class.lock(&self.metrics);
+            log.widen_indexes(rows)?;
+        }
         let result = self.reserve_rows(engine, class, &mut **log, rows);
         if matches!(&result, Err(error) if error.kind() == ErrorKind::Full) {
             self.history.lock().refused.refuse_batch(rows);

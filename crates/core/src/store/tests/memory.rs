@@ -285,3 +285,46 @@ fn filters_spare_the_reads_of_ids_without_a_row_in_a_dense_table_too() {
     }
     assert!(pages[1] * 4 < pages[0], "{pages:?} pages");
 }
+
+// Slot numbers of a longer file are wider: the index takes more than when the budget was divided.
+#[test]
+fn a_file_that_grows_widens_the_index_within_the_budget() {
+    let medium = SimMedium::new(38);
+    let open = |read_only| {
+        let segment_bytes = Some(64 << 10);
+        let within = StoreOptions { segment_bytes, ..options_within(800 << 10) };
+        let options = StoreOptions { keep: 12, read_only, ..within };
+        Store::open_on(Arc::new(medium.clone()), options).unwrap()
+    };
+    let store = open(false);
+    let table = store.table(&small(StorageKind::Log, true)).unwrap();
+    let keys = shuffled(38);
+    put_all(&store, table, &keys, 0.0);
+    store.commit(1, "", &[]).unwrap();
+    let reader = open(true);
+    expect_all(&reader, table, &keys, 0.0);
+    let index_bytes = |store: &Store| store.stats().unwrap().budget.index_bytes;
+    let index = index_bytes(&store);
+    // Every commit is kept, with rows of its own.
+    for step in 2..11 {
+        put_all(&store, table, &keys, step as f32);
+        store.commit(step, "", &[]).unwrap();
+        expect_within(&store, "commit");
+    }
+    // From 17 bits to 20.
+    let wider = index_bytes(&store);
+    assert!(wider >= index + 3 * ROWS / 8, "{index}, then {wider}");
+    expect_all(&store, table, &keys, 10.0);
+    reader.refresh().unwrap();
+    expect_within(&reader, "refresh");
+    expect_all(&reader, table, &keys, 10.0);
+    assert!(index_bytes(&reader) >= index + 3 * ROWS / 8);
+    reader.close().unwrap();
+    store.close().unwrap();
+    let store = open(false);
+    expect_all(&store, table, &keys, 10.0);
+    assert!(index_bytes(&store) >= index + 3 * ROWS / 8);
+    put_all(&store, table, &keys, 11.0);
+    store.commit(11, "", &[]).unwrap();
+    expect_all(&store, table, &keys, 11.0);
+}

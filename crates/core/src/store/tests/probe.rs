@@ -324,9 +324,12 @@ impl StorageUpkeep for Probe {
 impl StorageBudget for Probe {
     pass! {
         fn index_growth(& table: u16, expected: u64) -> u64;
+        fn bytes_to_widen(& rows: u64) -> u64;
+        fn bytes_of_widest(&) -> u64;
         fn bytes_for_deletes(& table: u16, keys: &[u64]) -> u64;
         fn memory(&) -> StorageMemory;
         mut fn drop_deleted_soon(&);
+        mut fn widen_indexes(& rows: u64) -> Result<()>;
         mut fn equip(& share: Share, medium: &dyn Medium) -> Result<()>;
     }
 }

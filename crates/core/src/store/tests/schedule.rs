@@ -112,7 +112,11 @@ impl Training {
         if self.said == Said::Keys || is_over {
             return self.store.announce(&[LookaheadBatch { table, keys, next: &[] }]).unwrap();
         }
-        let batch = [LookaheadBatch { table, keys, next: &self.next[at] }];
+        // Some keys occur twice: of the first occurrence the next use is in this batch.
+        let twice = keys.len() / 8;
+        let keys = [&keys[..twice], keys].concat();
+        let next = [&vec![1; twice][..], &self.next[at]].concat();
+        let batch = [LookaheadBatch { table, keys: &keys, next: &next }];
         let scheduled = ScheduledBatch { stretch, batches: STRETCH as u32, furthest };
         self.store.announce_scheduled(&batch, scheduled).unwrap()
     }

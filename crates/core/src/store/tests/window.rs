@@ -17,12 +17,13 @@ fn with_window(bytes: u64, window_group: usize) -> StoreOptions {
 /// The same for tables of one class, whose cache is about as large whatever they are stored in: one
 /// that holds all rows has none to read ahead, and a larger one leaves a window no room for groups.
 fn with_window_of_one(bytes: u64, window_group: usize) -> StoreOptions {
-    let beside = match KIND.get() {
-        StorageKind::Log => 0,
+    let all = match KIND.get() {
+        // Slot numbers of 20,000 rows have 16 bits of the 32 that they may have.
+        StorageKind::Log => bytes - (56 << 10),
         // Buffers of merges, less what its smaller index leaves.
-        _ => 128 << 10,
+        _ => bytes + (128 << 10),
     };
-    StoreOptions { window_bytes: Some(bytes / 3), window_group, ..options_within(bytes + beside) }
+    StoreOptions { window_bytes: Some(bytes / 3), window_group, ..options_within(all) }
 }
 
 type Batch = Vec<(usize, Vec<u64>)>;

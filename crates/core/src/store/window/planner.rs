@@ -337,11 +337,11 @@ impl Plan {
             shared.counters.distinct.fetch_add(keys.len() as u64, Ordering::Relaxed);
             self.next.clear();
             if scheduled.is_some() {
-                // Of a key that occurs several times the first next use counts.
+                // Of a key that occurs several times the last next use counts: that of the others
+                // is in this batch.
+                self.next.resize(keys.len(), 0);
                 for (next, distinct) in next.iter().zip(inverse) {
-                    if *distinct as usize == self.next.len() {
-                        self.next.push(*next);
-                    }
+                    self.next[*distinct as usize] = *next;
                 }
             }
             self.keys.clear();

@@ -3,9 +3,10 @@
 use super::{SegmentId, Segments, State};
 use crate::error::{Result, bail};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Recovery counts with a thread for each so many slots, and at most so many threads.
-const WORDS_PER_THREAD_MIN: usize = 1 << 20;
+const SLOTS_PER_THREAD_MIN: usize = 1 << 20;
 const COUNTERS_AT_ONCE: usize = 4;
 
 impl Segments {
@@ -17,20 +18,28 @@ impl Segments {
         self.segments[id].state = State::Sealed;
     }
 
-    /// Recovery: as `recovered_newest` for all slots of `words` that are not 0, by several threads
-    /// when there are many. Nothing is counted, and false returned, when a slot lies before
-    /// `slots.start` or not before `slots.end`.
-    pub(crate) fn recovered_all(&mut self, words: &[u32], slots: std::ops::Range<u64>) -> bool {
+    /// Recovery: as `recovered_newest` for the slots of so many ids, but for those that are 0, by
+    /// several threads when there are many. Nothing is counted, and false returned, when a slot
+    /// lies before `slots.start` or not before `slots.end`.
+    pub(crate) fn recovered_all(
+        &mut self,
+        ids: usize,
+        slot_of: impl Fn(usize) -> u32 + Sync,
+        slots: Range<u64>,
+    ) -> bool {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = (words.len() / WORDS_PER_THREAD_MIN).clamp(1, cores.min(COUNTERS_AT_ONCE));
-        let part = words.len().div_ceil(threads).max(1);
+        let threads = (ids / SLOTS_PER_THREAD_MIN).clamp(1, cores.min(COUNTERS_AT_ONCE));
+        let part = ids.div_ceil(threads).max(1);
         let (count, per_segment) =
             (self.segments.len(), self.pages_per_segment * self.rows_per_page);
         let found: Vec<Option<Vec<u32>>> = std::thread::scope(|scope| {
-            let slots = &slots;
-            let counts: Vec<_> = words
-                .chunks(part)
-                .map(|words| scope.spawn(move || counted(words, per_segment, count, slots)))
+            let (slots, slot_of) = (&slots, &slot_of);
+            let counts: Vec<_> = (0..ids)
+                .step_by(part)
+                .map(|first| {
+                    let of_part = (first..ids.min(first + part)).map(slot_of);
+                    scope.spawn(move || counted(of_part, per_segment, count, slots))
+                })
                 .collect();
             let all = counts.into_iter().map(|counts| counts.join());
             all.map(|counts| counts.unwrap_or_else(|e| std::panic::resume_unwind(e))).collect()
@@ -99,18 +108,18 @@ impl Segments {
     }
 }
 
-/// Slots of `words` by segment, 0 left out; `None` when one lies outside `slots`.
+/// Slots of `all` by segment, 0 left out; `None` when one lies outside `slots`.
 fn counted(
-    words: &[u32],
+    all: impl Iterator<Item = u32>,
     per_segment: u32,
     segments: usize,
-    slots: &std::ops::Range<u64>,
+    slots: &Range<u64>,
 ) -> Option<Vec<u32>> {
     let mut counts = vec![0u32; segments + 1];
     let (mut least, mut most) = (u32::MAX, 0);
     // A quotient of 32 bits is the upper half of a product with the reciprocal, rounded up.
     let reciprocal = u64::MAX / u64::from(per_segment) + 1;
-    for slot in words.iter().copied().filter(|slot| *slot != 0) {
+    for slot in all.filter(|slot| *slot != 0) {
         least = least.min(slot);
         most = most.max(slot);
         let segment = ((u128::from(reciprocal) * u128::from(slot)) >> 64) as usize;

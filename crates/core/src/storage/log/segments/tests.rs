@@ -350,12 +350,12 @@ fn slots_counted_together_are_those_counted_one_by_one() {
         let mut words: Vec<u32> = (rows..end).filter(|slot| slot % 5 != 2).collect();
         words.extend([0, 0, rows, end - 1]);
         words.iter().filter(|slot| **slot != 0).for_each(|slot| one.recovered_newest(*slot));
-        assert!(all.recovered_all(&words, u64::from(rows)..u64::from(end)));
+        assert!(all.recovered_all(words.len(), |id| words[id], u64::from(rows)..u64::from(end)));
         let newest = |s: &Segments| (0..segments).map(|id| s.newest_of(id)).collect::<Vec<_>>();
         assert_eq!(newest(&one), newest(&all));
         assert_eq!(one.newest_total(), all.newest_total());
         for outside in [1, rows - 1, end, u32::MAX] {
-            assert!(!all.recovered_all(&[outside], u64::from(rows)..u64::from(end)));
+            assert!(!all.recovered_all(1, |_| outside, u64::from(rows)..u64::from(end)));
         }
         assert_eq!(newest(&one), newest(&all));
     }
