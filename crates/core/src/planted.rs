@@ -48,6 +48,11 @@ bugs! {
     ReleasedEarly = "released_early",
     /// A copy that kept commits have counts as one of this epoch when it is outdated.
     OutdatedInWrongEpoch = "outdated_in_wrong_epoch",
+    /// Copies that were written for a stretch are released when they are outdated, before the
+    /// commit that no longer has them.
+    StretchReleasedEarly = "stretch_released_early",
+    /// A page that is filled for a stretch is read from the device, where it is not written yet.
+    StretchReadEarly = "stretch_read_early",
     /// One commit fewer is kept than was asked for.
     KeepOffByOne = "keep_off_by_one",
     /// The checksum of a page is not compared.

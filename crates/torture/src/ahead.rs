@@ -20,6 +20,9 @@ impl Life<'_> {
         if self.plan.kind == Kind::Crowded && self.random.chance(1, 2) {
             return self.crowd();
         }
+        if self.plan.kind == Kind::Scheduled && self.random.chance(1, 2) {
+            return self.train_stretch();
+        }
         match self.random.below(8) {
             0..=2 if self.announced.len() < AHEAD => self.announce(),
             0..=4 => self.turn_window(),
@@ -42,6 +45,43 @@ impl Life<'_> {
         self.use_announced()
     }
 
+    /// As many batches as a stretch has, each announced long before it is used.
+    fn train_stretch(&mut self) -> Step {
+        let ahead = 2 + self.random.below(AHEAD as u64 - 2) as usize;
+        for _ in 0..BATCHES_PER_STRETCH {
+            while self.announced.len() < ahead {
+                let before = self.announced.len();
+                self.announce()?;
+                if self.announced.len() == before {
+                    return Ok(());
+                }
+            }
+            self.turn_window()?;
+            self.use_announced()?;
+            if self.is_poisoned() || self.medium.power_is_off() {
+                return Ok(());
+            }
+        }
+        if self.random.chance(1, 4) { self.commit() } else { Ok(()) }
+    }
+
+    /// The rows that the schedule has for the batch to be announced, and a few that it has not.
+    fn keys_of_schedule(&mut self) -> Vec<u64> {
+        let plan = Rc::clone(&self.model.tables[0].plan);
+        let (stretches, at) = (self.plan.stretches, self.scheduled % BATCHES_PER_STRETCH);
+        let first = self.scheduled / BATCHES_PER_STRETCH % stretches + at * stretches;
+        let mut keys: Vec<u64> = (first..plan.keys)
+            .step_by((stretches * BATCHES_PER_STRETCH) as usize)
+            .map(|i| plan.key(i))
+            .collect();
+        for key in &mut keys {
+            if self.random.chance(1, 16) {
+                *key = plan.key(self.random.below(plan.keys));
+            }
+        }
+        keys
+    }
+
     fn announce(&mut self) -> Step {
         let mut batch: Vec<(usize, Vec<u64>)> = Vec::new();
         if self.plan.kind == Kind::Crowded {
@@ -50,6 +90,8 @@ impl Life<'_> {
             let most = self.plan.batch;
             let keys = (0..most).map(|_| plan.key(self.random.below(plan.keys))).collect();
             batch.push((0, keys));
+        } else if self.plan.kind == Kind::Scheduled {
+            batch.push((0, self.keys_of_schedule()));
         } else {
             for _ in 0..1 + self.random.below(2) {
                 let (table, _) = self.draw_table();
@@ -59,7 +101,8 @@ impl Life<'_> {
         }
         self.note(|| "announce".to_owned());
         self.counts.verb("announce");
-        if batch.len() == 1 && self.random.chance(1, 4) {
+        let by_gets = if self.plan.kind == Kind::Scheduled { 40 } else { 4 };
+        if batch.len() == 1 && self.random.chance(1, by_gets) {
             let (table, keys) = &batch[0];
             match self.store().lookahead(self.ids[*table], keys) {
                 Ok(()) => self.announced.push_back((None, batch)),
@@ -88,16 +131,27 @@ impl Life<'_> {
     fn place_in_schedule(&self) -> ScheduledBatch {
         let stretch = self.scheduled / BATCHES_PER_STRETCH;
         let batches = BATCHES_PER_STRETCH as u32;
-        ScheduledBatch { stretch, batches, furthest: STRETCHES_AHEAD as u32 }
+        ScheduledBatch { stretch, batches, furthest: self.stretches_ahead() as u32 }
+    }
+
+    fn stretches_ahead(&self) -> u64 {
+        match self.plan.kind {
+            Kind::Scheduled => self.plan.stretches,
+            _ => STRETCHES_AHEAD,
+        }
     }
 
     /// What the schedule says of the keys of a batch: of each the same stretch, whatever batch it
-    /// is in, so that it is right now and then.
+    /// is in, so that it is right now and then. In a scheduled life it is right about most.
     fn next_uses(&self, keys: &[u64]) -> Vec<u16> {
         if !self.plan.schedules {
             return Vec::new();
         }
         let now = self.scheduled / BATCHES_PER_STRETCH;
+        if self.plan.kind == Kind::Scheduled {
+            let next = |key: &u64| if key % 16 == now % 16 { 0 } else { self.plan.stretches + 1 };
+            return keys.iter().map(|key| next(key) as u16).collect();
+        }
         let next = |key: &u64| (key.wrapping_mul(7).wrapping_add(now)) % (STRETCHES_AHEAD + 2);
         keys.iter().map(|key| next(key) as u16).collect()
     }

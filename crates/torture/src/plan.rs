@@ -23,6 +23,8 @@ const SEGMENTS_PER_CLASS: u64 = 6;
 const KEEP_MAX: u64 = 5;
 /// Bytes of the smallest room for a merge, beside rows.
 const ROOM_FOR_MERGE: u64 = 128 << 10;
+/// Budgets of scheduled lives, in hundredths of the smallest: caches hold a part of the rows.
+const MEMORY_OF_SCHEDULED: [u64; 3] = [130, 150, 180];
 /// Pages of the smallest segment.
 const PAGES_PER_SEGMENT: usize = 16;
 
@@ -39,6 +41,8 @@ pub struct Limits {
     pub without: Vec<Habit>,
     /// The operations that are done, by number; `None` is all of them.
     pub only: Option<std::collections::BTreeSet<u64>>,
+    /// Every life writes rows for the stretches of a schedule.
+    pub(crate) scheduled: bool,
 }
 
 /// Something that lives do, and that can be left out.
@@ -101,13 +105,14 @@ impl Habit {
 impl Limits {
     /// True when nothing is left out.
     pub fn allow_all(&self) -> bool {
-        let Self { faults, operations, tables, without, only } = self;
+        let Self { faults, operations, tables, without, only, scheduled } = self;
         let all = Self::default();
         *faults == all.faults
             && *operations >= all.operations
             && *tables >= all.tables
             && without.is_empty()
             && only.is_none()
+            && !scheduled
     }
 }
 
@@ -119,6 +124,7 @@ impl Default for Limits {
             tables: 6,
             without: Vec::new(),
             only: None,
+            scheduled: false,
         }
     }
 }
@@ -140,12 +146,15 @@ pub(crate) enum Kind {
     Churn,
     /// One dense table in an lsm with so many narrow rows that what finds them takes memory.
     Narrow,
+    /// One log of many segments in a cache that holds a part of its rows, which are written for the
+    /// stretches of a schedule.
+    Scheduled,
 }
 
 impl Kind {
     /// True when most of its verbs have to do with announced batches.
     pub(crate) fn looks_ahead(self) -> bool {
-        matches!(self, Self::Ahead | Self::Crowded)
+        matches!(self, Self::Ahead | Self::Crowded | Self::Scheduled)
     }
 }
 
@@ -227,6 +236,8 @@ pub(crate) struct Plan {
     pub(crate) pins: bool,
     /// Batches are announced with a schedule, which is right about some rows.
     pub(crate) schedules: bool,
+    /// After so many stretches a row of a scheduled life is used again.
+    pub(crate) stretches: u64,
     /// Journals that begin anew after so many bytes, if their indexes are not longer.
     pub(crate) journal_bytes_min: u64,
 }
@@ -247,13 +258,17 @@ impl Plan {
         // Of its own, too.
         let of_memory = &mut Random::new(seed, 6);
         let kind = if of_memory.chance(1, 5) { Kind::Narrow } else { kind };
+        // And so is this.
+        let of_schedule = &mut Random::new(seed, 10);
+        let scheduled = limits.scheduled || of_schedule.chance(1, 6) && kind != Kind::Narrow;
+        let kind = if scheduled { Kind::Scheduled } else { kind };
         let churns = kind == Kind::Churn;
         // Small buffers beside which an index is no small part of a budget.
         let narrow = kind == Kind::Narrow;
         let page_bits = *random.pick(&[0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 4]);
         let page_bits = match kind {
             Kind::Churn => page_bits / 2,
-            Kind::Narrow => 0,
+            Kind::Narrow | Kind::Scheduled => 0,
             _ => page_bits,
         };
         let page_bytes = 512 << page_bits;
@@ -281,11 +296,12 @@ impl Plan {
             faults: limits.faults,
             fault_every: *random.pick(&[12, 25, 50, 100]),
             page_bytes,
-            segment_bytes: if churns || narrow { smallest } else { segment_bytes },
+            segment_bytes: if churns || narrow || scheduled { smallest } else { segment_bytes },
             memory_percent: match kind {
                 _ if !has(Habit::Tight) => None,
                 Kind::Crowded => Some(100),
                 Kind::Narrow => Some(*of_memory.pick(&[200, 250, 300])),
+                Kind::Scheduled => Some(*of_schedule.pick(&MEMORY_OF_SCHEDULED)),
                 _ => memory_percent,
             },
             max_held_bytes: max_held_bytes.filter(|_| has(Habit::Bounds)),
@@ -295,7 +311,10 @@ impl Plan {
             keep: 1 + random.below(KEEP_MAX) as usize,
             policy: *random.pick(&[PolicyKind::Lru, PolicyKind::Lfu]),
             window: (kind.looks_ahead() || random.chance(1, 4)) && has(Habit::Ahead),
-            window_bytes: *random.pick(&[None, Some(16 << 10), Some(128 << 10), Some(1 << 20)]),
+            window_bytes: random
+                .pick(&[None, Some(16 << 10), Some(128 << 10), Some(1 << 20)])
+                // Append points take an eighth of it at most.
+                .filter(|bytes| !scheduled || *bytes > 16 << 10),
             window_group: if kind == Kind::Crowded { 256 } else { *random.pick(&[1, 2, 5, 256]) },
             staleness: random.chance(1, 3).then(|| random.below(3)),
             merge_reads: random.chance(3, 4),
@@ -317,7 +336,8 @@ impl Plan {
                 _ => *random.pick(&[8, 40, 120]),
             },
             pins: Random::new(seed, 5).chance(1, 2) && has(Habit::Pins),
-            schedules: Random::new(seed, 9).chance(1, 3),
+            schedules: Random::new(seed, 9).chance(1, 3) || scheduled,
+            stretches: *of_schedule.pick(&[5, 7, 10]),
             journal_bytes_min: *Random::new(seed, 8).pick(&[
                 2 << 10,
                 16 << 10,
@@ -428,7 +448,7 @@ fn rows_per_page(page_bytes: usize, layout: &RowLayout) -> usize {
 fn tables(seed: u64, kind: Kind, page_bytes: usize, count: usize) -> Vec<TablePlan> {
     let count = match kind {
         Kind::Growth | Kind::Churn => count.min(2),
-        Kind::Crowded | Kind::Narrow => 1,
+        Kind::Crowded | Kind::Narrow | Kind::Scheduled => 1,
         _ => count,
     };
     (0..count).map(|i| table(seed, kind, page_bytes, i)).collect()
@@ -450,7 +470,8 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
     let grows = kind == Kind::Growth && i == 0;
     let mut optimizer = OptimizerSpec::new(*random.pick(&KINDS));
     let narrow = kind == Kind::Narrow;
-    if grows || narrow {
+    let scheduled = kind == Kind::Scheduled;
+    if grows || narrow || scheduled {
         optimizer = OptimizerSpec::new(OptimizerKind::Sgd);
     }
     if random.chance(1, 3) {
@@ -461,7 +482,11 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
     }
     let dtype = *random.pick(&[Dtype::Float32, Dtype::Float32, Dtype::Float16, Dtype::Bfloat16]);
     let dims = if grows { 3 } else { 24 };
-    let mut dim = if narrow { 1 } else { 1 + random.below(dims) as usize };
+    let mut dim = match kind {
+        Kind::Narrow => 1,
+        Kind::Scheduled => 24 + random.below(dims) as usize,
+        _ => 1 + random.below(dims) as usize,
+    };
     let layout = loop {
         let layout = RowLayout::new(dtype, dim, optimizer.state_words(dim));
         let layout = layout.expect("a row of a few values");
@@ -470,7 +495,7 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
         }
         dim -= 1;
     };
-    let dense = narrow || !grows && random.chance(1, 2);
+    let dense = narrow || scheduled || !grows && random.chance(1, 2);
     let keys = match kind {
         Kind::Growth if grows => 2300 + random.below(700),
         Kind::Narrow => 40_000 + random.below(20_000),
@@ -478,6 +503,11 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
         Kind::Churn => {
             let segment = (rows_per_page(page_bytes, &layout) * PAGES_PER_SEGMENT) as u64;
             if segment <= 400 && random.chance(1, 2) { segment } else { 40 + random.below(160) }
+        }
+        // Four append points of stretches need sixteen segments.
+        Kind::Scheduled => {
+            let segment = (rows_per_page(page_bytes, &layout) * PAGES_PER_SEGMENT) as u64;
+            segment * (17 + random.below(16))
         }
         // Few more than the smallest cache holds.
         Kind::Crowded => 38 + random.below(16),
@@ -504,6 +534,9 @@ fn table(seed: u64, kind: Kind, page_bytes: usize, i: usize) -> TablePlan {
     };
     if narrow {
         spec.storage = StorageKind::Lsm;
+    }
+    if scheduled {
+        spec.storage = StorageKind::Log;
     }
     // Few enough that an lsm does not store it by id.
     if dense && !narrow && spec.storage == StorageKind::Lsm && random.chance(1, 2) {

@@ -51,8 +51,10 @@ pub fn catch<const N: usize>(bug: Bug, first: u64, limits: &Limits) -> Caught<N>
     let mut counts = Counts::default();
     let mut what = String::new();
     // No bug is one of pins, and lives with them go back for a part of their time.
-    let limits =
-        &Limits { without: [&limits.without[..], &[Habit::Pins]].concat(), ..limits.clone() };
+    let without = [&limits.without[..], &[Habit::Pins]].concat();
+    // One life in eight has stretches.
+    let scheduled = matches!(bug, Bug::StretchReleasedEarly | Bug::StretchReadEarly);
+    let limits = &Limits { without, scheduled, ..limits.clone() };
     plant(Some(bug));
     let seeds = std::array::from_fn(|range| {
         let from = first + range as u64 * APART;

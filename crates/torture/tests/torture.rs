@@ -44,6 +44,8 @@ fn planted_bugs_are_found() {
         Bug::BucketNotChecked,
         Bug::BudgetNotAsked,
         Bug::FolderUnchecked,
+        Bug::StretchReleasedEarly,
+        Bug::StretchReadEarly,
     ];
     for bug in bugs {
         let caught = catch::<1>(bug, FIRST, &Limits::default());

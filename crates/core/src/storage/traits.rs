@@ -197,6 +197,12 @@ pub(crate) trait StorageStretches {
         Ok(())
     }
 
+    /// Bytes by which the counts of segments may grow, which nobody asks for: windows and returning
+    /// ways of caches leave them free.
+    fn segment_growth(&self) -> u64 {
+        0
+    }
+
     /// Bytes that they take.
     fn stretch_bytes(&self) -> u64 {
         0

@@ -19,6 +19,7 @@
 //! back, and it takes no disk until it is made ready again; or *unsure*, after recovery: nobody
 //! knows which of the two, so it counts as taken and must be made ready like an absent one.
 
+use super::writer::FOR_STRETCH;
 use crate::planted::{self, Bug};
 use crate::storage::Parts;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -465,7 +466,8 @@ impl Segments {
         assert!(segment.newest > 0, "segment {id} outdates a copy it does not hold");
         let in_this_epoch = segment.epoch == epoch
             || (segment.boundary.0 == epoch && page >= segment.boundary.1)
-            || planted::is(Bug::OutdatedInWrongEpoch);
+            || planted::is(Bug::OutdatedInWrongEpoch)
+            || segment.stream == FOR_STRETCH && planted::is(Bug::StretchReleasedEarly);
         self.change(id, |segment| {
             segment.newest -= 1;
             segment.retained += u32::from(!in_this_epoch);
@@ -697,6 +699,15 @@ impl Segments {
     /// Newest copies of a segment.
     pub(crate) fn newest_of(&self, id: SegmentId) -> u32 {
         self.segments[id as usize].newest
+    }
+
+    /// Bytes that it grows by at most with one more segment, and with copies in all of them that
+    /// an epoch outdates.
+    pub(super) fn growth_bytes(&self) -> usize {
+        let (count, most) = (self.segments.len(), self.segments.capacity());
+        let table = if count == most { most.max(4) * size_of::<Segment>() } else { 0 };
+        let free = if self.free.len() == self.free.capacity() { self.free.capacity() } else { 0 };
+        table + 16 * free.max(4) + 12 * count + 32
     }
 
     /// Allocated bytes of this table.

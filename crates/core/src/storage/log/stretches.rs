@@ -62,6 +62,10 @@ impl StorageStretches for ClassLog {
         Ok(())
     }
 
+    fn segment_growth(&self) -> u64 {
+        self.segments.growth_bytes() as u64
+    }
+
     fn stretch_bytes(&self) -> u64 {
         self.writer.staging_bytes()
     }

@@ -16,6 +16,7 @@ use super::staging::{Staging, StretchPoints};
 use crate::config::Stretch;
 use crate::error::{Result, bail};
 use crate::io::{BufferId, Completion, File, Queue};
+use crate::planted::{self, Bug};
 use crate::storage::PageLayout;
 use std::ops::Range;
 use std::sync::Arc;
@@ -49,7 +50,7 @@ impl Stream {
 }
 
 /// The number by which segments are known that were filled for stretches.
-const FOR_STRETCH: u8 = Stream::COUNT as u8;
+pub(super) const FOR_STRETCH: u8 = Stream::COUNT as u8;
 
 /// The next page of the segments being filled: segment and page, by append point.
 pub(crate) type OpenSegments = Vec<Option<(SegmentId, u32)>>;
@@ -166,6 +167,7 @@ impl Writer {
         let within = |first: u32, pages: u32| (first..first + pages).contains(&page);
         if let Some(staging) = &self.staging
             && let Some(point) = staging.point_at(page)
+            && !planted::is(Bug::StretchReadEarly)
         {
             return Some(staging.page(point));
         }

@@ -170,7 +170,8 @@ impl Engine {
             let log = class.log.lock();
             let rows = class.tier().plan.storage.parked_rows() as u64;
             let rows = rows + u64::from(class.cache().sets());
-            self.index_bytes_to_come_of(at, &**log).max(class.memory_for_written(&**log, rows))
+            let rows = class.memory_for_written(&**log, rows);
+            self.index_bytes_to_come_of(at, &**log).max(rows) + log.segment_growth()
         };
         self.classes.iter().enumerate().map(of_class).sum()
     }

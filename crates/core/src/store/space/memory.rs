@@ -243,6 +243,22 @@ impl Inner {
         Ok(true)
     }
 
+    /// Takes from caches what the table of segments has grown by, where the budget has no room for
+    /// it: a look-ahead window leaves none.
+    pub(in crate::store) fn make_room_for_segments(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        log: &mut dyn Storage,
+    ) -> Result<()> {
+        while engine.planned
+            && class.tier.is_some()
+            && engine.memory_with(class, log) > engine.budget_bytes
+            && self.shrink_in_hand(engine, class, log, Waiting::Stays)?
+        {}
+        Ok(())
+    }
+
     /// Merges go on until the newest rows are fewer than usual; false where none can.
     fn merge_all_in_hand(
         &self,

@@ -104,6 +104,7 @@ impl Inner {
             _ => 0,
         };
         let rows = rows + sealed;
+        let memory = log.memory().total();
         let grow = |log: &mut dyn Storage, grow| log.reserve(rows, spare, grow);
         let result = self.charge_growth(log, rows, spare, grow);
         match &result {
@@ -117,6 +118,9 @@ impl Inner {
                 self.note_refused_rows(id, log.lacking_bytes(rows, spare), asked);
             }
             Err(_) => {}
+        }
+        if log.memory().total() > memory {
+            self.make_room_for_segments(engine, class, log)?;
         }
         result
     }
