@@ -179,18 +179,24 @@ class Schedule:
     """A schedule that was made."""
 
     def __new__(cls, path: _Path) -> Schedule: ...
-    @property
-    def tables(self) -> list[str]: ...
-    @property
-    def batches(self) -> int: ...
-    @property
-    def uses(self) -> int: ...
-    @property
-    def stretch_batches(self) -> int: ...
-    @property
-    def furthest(self) -> int: ...
-    @property
-    def repeats(self) -> bool: ...
+    def tables(self, /) -> list[str]:
+        """The names of its tables."""
+
+    def batches(self, /) -> int:
+        """How many batches it has."""
+
+    def uses(self, /) -> int:
+        """How many uses these have."""
+
+    def stretch_batches(self, /) -> int:
+        """Batches of each stretch but the last."""
+
+    def furthest(self, /) -> int:
+        """So many stretches ahead a next use is at most."""
+
+    def repeats(self, /) -> bool:
+        """Whether its batches come again behind the last."""
+
     def next_uses(
         self, /, batch: int, keys: Sequence[_Keys | None]
     ) -> list[NDArray[np.int32]] | None:

@@ -112,37 +112,31 @@ impl Schedule {
     }
 
     /// The names of its tables.
-    #[getter]
     fn tables(&self) -> Vec<String> {
         self.0.tables().to_vec()
     }
 
     /// How many batches it has.
-    #[getter]
     fn batches(&self) -> u64 {
         self.0.batches()
     }
 
     /// How many uses these have.
-    #[getter]
     fn uses(&self) -> u64 {
         self.0.uses()
     }
 
     /// Batches of each stretch but the last.
-    #[getter]
     fn stretch_batches(&self) -> u32 {
         self.0.stretch_batches()
     }
 
     /// So many stretches ahead a next use is at most.
-    #[getter]
     fn furthest(&self) -> u32 {
         self.0.furthest()
     }
 
     /// Whether its batches come again behind the last.
-    #[getter]
     fn repeats(&self) -> bool {
         self.0.repeats()
     }

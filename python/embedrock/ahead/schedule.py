@@ -92,23 +92,23 @@ class Schedule:
         self.path = named_path("path", path)
         """The file."""
         self._core = _core.Schedule(self.path)
-        self.tables: list[str] = self._core.tables
+        self.tables: list[str] = self._core.tables()
         """The names of the tables whose rows the batches use."""
         self._places = {name: place for place, name in enumerate(self.tables)}
 
     def __len__(self) -> int:
         """How many batches it has."""
-        return self._core.batches
+        return self._core.batches()
 
     @property
     def uses(self) -> int:
         """Keys of all batches, equal ones counted as often as they come."""
-        return self._core.uses
+        return self._core.uses()
 
     @property
     def stretch_batches(self) -> int:
         """Batches of each stretch but the last."""
-        return self._core.stretch_batches
+        return self._core.stretch_batches()
 
     @property
     def stretches(self) -> int:
@@ -118,12 +118,12 @@ class Schedule:
     @property
     def furthest(self) -> int:
         """So many stretches ahead a next use is at most."""
-        return self._core.furthest
+        return self._core.furthest()
 
     @property
     def repeats(self) -> bool:
         """Whether the batches come again, in the same order, behind the last one."""
-        return self._core.repeats
+        return self._core.repeats()
 
     def batch(
         self, number: int, keys: Mapping[Table | str, ArrayLike], *, first_stretch: int = 0

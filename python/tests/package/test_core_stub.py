@@ -86,6 +86,8 @@ def test_each_class_has_exactly_the_methods_of_the_stub() -> None:
         "PendingCommit",
         "Permits",
         "Scan",
+        "Schedule",
+        "ScheduleMaker",
         "Server",
         "Store",
         "TableId",

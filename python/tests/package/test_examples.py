@@ -212,7 +212,14 @@ def test_every_script_is_run_here() -> None:
     assert scripts == {*SAYS, *TUTORIALS, *NEEDS_BROKER, *OF_RANKS}
 
 
-@pytest.mark.parametrize("script", sorted(SAYS))
+LONG = {"average_weights", "bring_a_model", "choose_memory", "schedule_epochs"}
+"""Scripts that train for ten seconds or more: `make contests` runs them."""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(one, marks=[pytest.mark.long] if one in LONG else []) for one in sorted(SAYS)],
+)
 def test_a_script_runs_and_says_what_its_page_says(script: str, tmp_path: Path) -> None:
     if script in NEEDS_TORCH:
         pytest.importorskip("torch")
