@@ -16,7 +16,7 @@ import pytest
 import embedrock
 from embedrock.ahead import Schedule
 from embedrock.errors import CorruptError, LookaheadWarning, MisuseError, NotFoundError
-from embedrock.pipeline.epochs import equal, orders
+from embedrock.pipeline.orders import equal, orders
 
 Batches = Sequence[dict[str, list[int]]]
 
