@@ -27,7 +27,7 @@ use std::time::Duration;
 const CLEANED_PER_REFUSED_ROW: u64 = 4;
 /// Rows that are written at once while verbs wait for the class lock, at most.
 const PORTION_ROWS: usize = 256;
-/// How long the commit's thread waits for a class before it looks whether a verb has closed it.
+/// Time for which the commit's thread waits for a class before it checks whether a verb closed it.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// Rows that are sorted at once: as many as take one part in so many of the budget, and at least.
 const SORT_PART: usize = 64;
@@ -144,14 +144,14 @@ impl Inner {
         if class.phase() != ClassPhase::Captured {
             return Ok(true);
         }
-        // What a verb could not write of this commit is lost to it.
+        // Rows of this commit that a verb failed to write are lost to it.
         self.check_unpoisoned()?;
         let count = rows.map_or(0, <[_]>::len) as u64;
         let room = self.make_room_to_write(engine, class, &mut **log, count);
         self.poison_on_error(room)?;
         // Without the class none of them moves.
         if moves.is_some_and(|moves| moves != class.cache().moves()) {
-            // What is left is looked up anew.
+            // The remaining rows are looked up anew.
             *portions = None;
             return Ok(false);
         }
@@ -161,7 +161,7 @@ impl Inner {
         });
         // Before others see what of it the index names.
         self.poison_on_error(written)?;
-        // Who waits for it comes next, and not this thread again.
+        // A thread that waits for the class comes next, and not this thread again.
         MutexGuard::unlock_fair(log);
         Ok(rows.is_none())
     }

@@ -144,7 +144,7 @@ impl Inner {
         // The last first and one by one, or a power cut could bring one back without those before.
         for number in later {
             let name = name_of(number);
-            // Who has it open sees that its records are gone.
+            // A reader that has it open sees that its records are gone.
             medium.open(&name, OpenMode::ReadWrite)?.set_len(0)?;
             medium.remove(&name)?;
             medium.sync_dir()?;

@@ -1,7 +1,7 @@
-//! What readers keep beyond the commits that are kept, and its bound.
+//! The commits that readers hold beyond the kept ones, and the bound of their bytes.
 //!
 //! A hold keeps the copies that its commit has, its state and the journal that leads there. Without
-//! a bound one reader that is forgotten fills the disk.
+//! a bound, one forgotten reader fills the disk.
 
 use super::super::Inner;
 use super::super::engine::Engine;
