@@ -339,8 +339,7 @@ impl Inner {
             let share = self.options.merging().top_share;
             storage::disk_bytes_for(spec.storage, rows, row_bytes, share)
         };
-        // Regions in a folder of their own take no room here; theirs is reserved when they are
-        // made.
+        // Regions in a folder of their own take no room here; it is reserved when they are made.
         if spec.storage.is_direct() && self.options.pmem_directory.is_some() {
             return Ok(());
         }
@@ -527,7 +526,6 @@ impl Inner {
     /// Measures the depth that the device needs, and at that depth random reads of each page size,
     /// `slice` for each turn; `None` where reads do not reach the device. A recent measurement of
     /// it by another store of this process is taken over.
-    /// this process has measured of it lately is taken over.
     fn measure_device(&self, medium: &dyn Medium, slice: Duration) -> Result<Option<DeviceCurve>> {
         if let Some(curve) = medium.known_curve() {
             return Ok(Some(curve));

@@ -62,8 +62,7 @@ impl Survey {
     }
 
     /// The commits that have all their copies, states and journal files. The last record says which
-    /// were dropped for it, and the head which had been dropped by commits that were given up
-    /// since.
+    /// were dropped for it, and the head which were dropped for commits that were given up since.
     pub(super) fn whole(&self, head: &Head) -> Whole {
         let newest = self.newest();
         let recorded = self.commits.last().map_or(0, |c| c.oldest_kept);

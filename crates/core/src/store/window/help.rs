@@ -99,7 +99,7 @@ impl Inner {
     pub(super) fn help_to_read(&self, shared: &Shared) -> bool {
         let next = {
             let mut state = shared.state.lock();
-            // Who waits for a batch does not wait for a window that rests.
+            // A caller that waits for a batch does not wait for a window that rests.
             if state.paused || state.stop { None } else { next_group(shared, &mut state) }
         };
         let Some((group, mut done)) = next else { return false };
