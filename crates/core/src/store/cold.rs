@@ -2,9 +2,9 @@
 //!
 //! A store and its cold directory name each other (`files/pairing.rs`). Nothing is opened, and
 //! nothing written, where they do not: a wrong directory would look like one whose partitions are
-//! lost. The findings of an opening are noted last, when the store has proved to open with them:
-//! until then opening without the directory takes them back. A writer locks the cold directory
-//! beside the store, so a copy of the store's own directory never writes into it.
+//! lost. A new pairing is noted last, when the store has proved to open with the directory: until
+//! then opening without the directory takes it back. A writer locks the cold directory beside the
+//! store, so a copy of the store's own directory never writes into it.
 
 mod places;
 

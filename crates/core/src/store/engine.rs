@@ -243,8 +243,8 @@ pub(super) struct Class {
     pub(super) sorts_writes: bool,
     /// Whether its rows are read and changed without cache and class lock.
     pub(super) is_direct: bool,
-    /// The unit of upkeep that is under way. Only tried, before the class lock, but by who ends the
-    /// store; held while the unit runs, by the window's reader without the engine.
+    /// The unit of upkeep that is under way. Only tried, before the class lock, except when the
+    /// store ends; held while the unit runs, by the window's reader without the engine.
     pub(super) unit: Arc<Mutex<UnitUnderWay>>,
     /// `None` until the first plan.
     pub(super) tier: Option<Tier>,
@@ -358,7 +358,7 @@ impl Class {
         Ok(())
     }
 
-    /// Gives the look-ahead window's own reader back, once who reads with it is done.
+    /// Gives the look-ahead window's own reader back, once the reads under way are done.
     pub(super) fn release_ahead(&self) {
         *self.tier().ahead.lock() = None;
     }

@@ -134,7 +134,7 @@ pub(crate) struct Inner {
     later_pins: Mutex<Pins>,
     /// Commits that readers held when this writer came, until they let go.
     left_held: Mutex<Vec<LeftHeld>>,
-    /// Held by who pins or unpins.
+    /// Held by a thread that pins or unpins.
     pinning: Mutex<()>,
     commit_gate: CommitGate,
     metrics: Metrics,
@@ -283,7 +283,7 @@ impl Inner {
             self.finish_by_hand();
             self.commit_gate.wait_until_over();
             let engine = self.engine.write();
-            // A commit is captured by who has the engine alone.
+            // A commit is captured by a thread that has the engine alone.
             if self.commit_gate.is_over() {
                 return engine;
             }
@@ -406,7 +406,7 @@ impl Store {
         &self.inner.options
     }
 
-    /// The changes that a close without commit would lose.
+    /// The batches and rows that a close without commit would lose.
     pub fn uncommitted(&self) -> Uncommitted {
         self.inner.uncommitted()
     }

@@ -120,8 +120,8 @@ impl Target {
         }
     }
 
-    /// The pinned commit that is meant, if there is one. Those without a name are for who has them
-    /// open already.
+    /// The pinned commit that is meant, if there is one. Those without a name are for readers that
+    /// have them open already.
     fn among<'p>(&self, pins: &'p Pins) -> Option<&'p Pinned> {
         match self {
             Self::Last => None,

@@ -59,7 +59,7 @@ struct Made {
     keeps_rows: bool,
 }
 
-/// Runs the move, once whoever asked for it has made ready.
+/// Runs the move, once the caller that asked for it is ready.
 type Around<'a> = &'a mut dyn FnMut(&mut dyn FnMut() -> Result<()>) -> Result<()>;
 
 impl Next {

@@ -135,7 +135,7 @@ pub(super) fn make(directory: &Path) -> Result<()> {
 }
 
 /// Makes the name of a directory durable: what is in it counts for nothing while that is not. A
-/// folder that this user may not read is left to whoever made the directory in it.
+/// folder that this user may not read is left to the user who made the directory in it.
 pub(super) fn sync_name(cold: &dyn Medium) -> Result<()> {
     let Some(directory) = cold.path() else { return Ok(()) };
     match parent(directory) {

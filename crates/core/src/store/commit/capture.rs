@@ -3,10 +3,10 @@
 //! They stay in the cache and are written a portion at a time, while verbs go on. A verb that is
 //! about to change one of them writes it first, to the log's buffers: that is its copy. One that
 //! leaves the cache is written then. So until all captured rows of a class are written, its log
-//! holds nothing newer than the commit: what was changed after it waits in the cache and in the
-//! flush buffer, and who needs that buffer writes what is left of the captured rows. Then the
-//! epoch of the class is closed: its pages are given to the device, its deltas to the journal, and
-//! what comes later belongs to the next commit; its deltas wait in memory until this commit is
+//! holds nothing newer than the commit: rows that were changed after it wait in the cache and in
+//! the flush buffer, and a thread that needs that buffer writes the remaining captured rows. Then
+//! the epoch of the class is closed: its pages are given to the device, its deltas to the journal,
+//! and later rows belong to the next commit; their deltas wait in memory until this commit is
 //! recorded.
 
 use super::super::Inner;
@@ -132,7 +132,7 @@ impl Inner {
             moves = Some(portions.moves);
             portions.next(&tier.cache, most)
         });
-        // Never waits for a class that is closed: who holds it may wait for the record.
+        // Never waits for a class that is closed: its holder may wait for the record.
         let mut log = loop {
             if class.phase() != ClassPhase::Captured {
                 return Ok(true); // a verb has done the rest

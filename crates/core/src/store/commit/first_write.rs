@@ -117,7 +117,7 @@ impl Inner {
             Some(place) => self.go_on_from(&mut history, place, head)?,
             None => self.begin_journal(&mut history, head)?,
         }
-        // Pairs with the acquire above: who sees it finds the journal open.
+        // Pairs with the acquire above: a thread that sees it finds the journal open.
         self.writing.store(true, Ordering::Release);
         Ok(())
     }

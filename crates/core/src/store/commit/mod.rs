@@ -459,7 +459,7 @@ impl Inner {
             self.drop_old_files(history, oldest_kept, needed)?;
             self.begin_cycle_if_due(engine, history, &made)?;
         }
-        // All are closed. Not under the class locks: who holds one may wait for what comes next.
+        // All are closed. Not under the class locks: the holder of one may wait for the record.
         for class in &engine.classes {
             class.phase.store(ClassPhase::None as u8, Ordering::Release);
         }

@@ -20,7 +20,7 @@ enum Phase {
     Recorded,
 }
 
-/// Lets those through who wait for the commit that is under way, when it is far enough.
+/// Lets the threads that wait for the commit under way through, when it is far enough.
 #[derive(Debug, Default)]
 pub(in crate::store) struct CommitGate {
     phase: Mutex<Phase>,

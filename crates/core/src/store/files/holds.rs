@@ -125,8 +125,8 @@ pub(in crate::store) fn outside(medium: &dyn Medium, pins: &Pins) -> Result<Vec<
     Ok(held)
 }
 
-/// Takes the holds of all commits after one away. The journal behind it was cut before: who takes
-/// such a hold later finds its commit's record gone.
+/// Takes the holds of all commits after one away. The journal behind it was cut before: a reader
+/// that takes such a hold later finds its commit's record gone.
 pub(in crate::store) fn take_later_away(medium: &dyn Medium, last: u64) -> Result<()> {
     let held = living(medium)?;
     held.iter().filter(|held| held.sequence > last).try_for_each(|held| take_away(medium, held))

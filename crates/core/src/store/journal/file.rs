@@ -380,7 +380,7 @@ pub(crate) struct JournalReader {
     /// Bytes read ahead, beginning at `ahead_at`.
     ahead: Vec<u8>,
     ahead_at: u64,
-    /// Position in `ahead` of the payload of the record that was read last.
+    /// Range in `ahead` of the payload of the record that was read last.
     payload: Range<usize>,
     /// Checksum of that record.
     checksum: u64,

@@ -55,9 +55,9 @@ impl Engine {
         of_tables.collect()
     }
 
-    /// The bytes that were asked for, and the budget: the same, or the bytes that work where a
-    /// percentage does not. The fixed part of buffers is more than a tenth of a small table, and
-    /// nobody who asks for a share of it knows that.
+    /// The bytes that were asked for, and the budget, which is more if a percentage is too little to
+    /// work: buffers have a fixed part, more than a tenth of a small table, that a user who asks for
+    /// a percentage cannot know.
     pub(in crate::store) fn budget(&self, options: &StoreOptions) -> Result<(u64, u64)> {
         let asked = bytes_of(options.memory, &self.rows_to_come())?;
         let demands = self.demands();
@@ -121,9 +121,9 @@ impl Engine {
         BudgetParts::of(self.budget_bytes, &used, self.classes.iter().filter_map(rows).sum())
     }
 
-    /// Bytes of everything that counts against the budget, and of what indexes of other classes are
-    /// sure to grow by, for one who has a class in hand. Of a class that another thread has it is
-    /// told what was seen of it last.
+    /// Bytes of everything that counts against the budget, and those by which indexes of other
+    /// classes are sure to grow, for a caller with a class in hand. A class that another thread has
+    /// counts with the bytes last seen of it.
     pub(in crate::store) fn memory_with(&self, at: &Class, log: &dyn Storage) -> u64 {
         let mut bytes = self.window_bytes.load(Ordering::Relaxed);
         for (i, class) in self.classes.iter().enumerate() {

@@ -65,7 +65,7 @@ impl ClassDemand {
     }
 }
 
-/// The use that a row class makes of its part.
+/// Division of a row class's part of the budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::store) struct ClassPlan {
     pub(in crate::store) sets: usize,

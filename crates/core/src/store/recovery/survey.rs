@@ -85,8 +85,8 @@ impl Survey {
         Whole { oldest, base: self.base(oldest) }
     }
 
-    /// Up to where the file of commit `target` is known to be on the disk. The head names a commit
-    /// only once its record was synced, and who appended the record had synced the commit before.
+    /// End of the part of commit `target`'s file that is known to be on the disk. The head names a
+    /// commit only once its record was synced, and its writer had synced the commit before.
     pub(super) fn synced_to(&self, head: &Head, target: u64) -> u64 {
         let place = |sequence: u64| {
             let found = self.commits.iter().find(|c| c.info.sequence == sequence);

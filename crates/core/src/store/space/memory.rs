@@ -34,7 +34,7 @@ enum Waiting {
 
 impl Inner {
     /// Makes sure that a batch that makes these rows dirty can be written within the budget. If
-    /// caches and merges cannot give enough, it is refused as `Budget`, before anything changed.
+    /// caches and merges cannot give enough, refuses it as `Budget`, before anything changed.
     pub(in crate::store) fn make_top_room(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
         for (at, class) in engine.classes.iter().enumerate() {
             // New keys of growing tables are asked for as such.
@@ -332,7 +332,7 @@ impl Inner {
             if waiting == Waiting::MayBeWritten && log.room() < sets as usize && log.parked() > 0 {
                 self.flush_now(engine, class, log)?;
             }
-            // If none can be parked, rows are written, except those that come after a commit.
+            // If no row can be parked, rows are written, except those that come after a commit.
             let (sets, leaving) = match (log.room().saturating_sub(kept), class.phase()) {
                 (0, ClassPhase::None) => (sets, Leaving::Any),
                 (0, _) => (1, Leaving::CleanOrCaptured),

@@ -23,7 +23,7 @@ impl Inner {
         self.settle_room(engine)?;
         self.make_top_room(engine, keys)?;
         self.make_index_room(engine, keys)?;
-        // Once for all tables of a class: whoever holds the class lock may be waited for.
+        // Once for all tables of a class: taking the class lock may mean waiting for its holder.
         for (i, class) in engine.classes.iter().enumerate() {
             let rows = rows_of_class(keys, i);
             if rows == 0 {

@@ -14,7 +14,7 @@ const SHARE: f64 = 0.2;
 /// Time that upkeep may catch up on after a rest, or rests for after it took long. A part that
 /// seems to take longer mostly had no core: its thread has what time others leave.
 const CATCH_UP_MAX: Duration = Duration::from_millis(50);
-/// Bound of the balance of the share, in seconds: of what is left and of what it lacks.
+/// Bound of the share's balance, in seconds: the most that is left, and the most that it lacks.
 const LEFT_MAX_S: f64 = SHARE * CATCH_UP_MAX.as_millis() as f64 / 1e3;
 /// A measured time counts for one part of so many of the mean.
 const MEAN_OF: u32 = 8;
@@ -89,8 +89,8 @@ impl Scheduler {
         admits
     }
 
-    /// From here on every other request is admitted, as if its time had come: who replays a run
-    /// has not its times.
+    /// From here on every other request is admitted, as if its time had come: a replay of a run
+    /// does not have its times.
     #[cfg(any(test, feature = "testing"))]
     pub(in crate::store) fn by_turns(&self) {
         self.state.lock().turns = Some(0);

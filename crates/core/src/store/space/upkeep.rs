@@ -212,7 +212,7 @@ impl Inner {
         Ok(self.poison_on_error(done)? == Progress::GoesOn)
     }
 
-    /// Whether a step is due that this thread is to do. If so, it is paid for.
+    /// Whether a step is due that this thread is to do. If so, takes what rows have paid for it.
     fn takes_step(&self, class: &Class, under_way: &UnitUnderWay, worker: Worker) -> bool {
         if !matches!(under_way, UnitUnderWay::Running(_)) {
             return false;

@@ -12,7 +12,7 @@ use std::path::Path;
 
 /// Problems that are listed one by one; more are only counted.
 const PROBLEMS_MAX: usize = 100;
-/// Tries of a check whose commits are dropped meanwhile.
+/// Number of tries of a check whose commits are dropped meanwhile.
 const TRIES_MAX: usize = 20;
 
 /// One thing that is wrong.

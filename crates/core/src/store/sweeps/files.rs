@@ -1,4 +1,4 @@
-//! The files of one commit, for whoever keeps them somewhere else, and a store made of them again.
+//! The files of one commit, for keeping them somewhere else, and a store made of them again.
 //!
 //! A reader's hold keeps what the commit needs while its files are read beside a writer. The
 //! journal is cut behind the commit's record and the head names that commit alone, so what came

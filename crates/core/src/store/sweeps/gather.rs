@@ -196,7 +196,7 @@ fn check_alike((path, seen): (&Path, &Seen), (other_path, other): (&Path, &Seen)
     Ok(())
 }
 
-/// The spec of the table that the tables at this place in all parts are together.
+/// The spec of one table with the rows of the tables at this place in all parts.
 fn merged(
     info: &TableInfo,
     parts: &[Part],

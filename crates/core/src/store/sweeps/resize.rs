@@ -15,7 +15,7 @@ use crate::store::recovery::{Target, recover};
 use serde::Serialize;
 use std::path::Path;
 
-/// The new size of a table on persistent memory.
+/// Options for resizing a table on persistent memory.
 #[derive(Clone, Copy, Debug)]
 pub struct ResizeTo<'a> {
     /// Rows for which there shall be room.

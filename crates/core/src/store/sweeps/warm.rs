@@ -82,13 +82,13 @@ impl Inner {
         WarmPass { at: self.moves.load(Ordering::Relaxed), ..WarmPass::default() }
     }
 
-    /// Brings the rows of `pages` more pages, and lets the engine go: who waits for it alone keeps
-    /// all verbs waiting. False at the end.
+    /// Brings the rows of `pages` more pages, and lets the engine go: a thread that waits to have
+    /// it alone keeps all verbs waiting. False at the end.
     pub(in crate::store) fn warm_on(&self, pass: &mut WarmPass, pages: usize) -> Result<bool> {
         let engine = self.planned_engine()?;
         let at = self.moves.load(Ordering::Relaxed);
         if pass.at != at {
-            // The sweep is void, and so is its ticket.
+            // The sweep was one of the engine before, and so was its ticket.
             let (moves, loaded) = (pass.moves + 1, pass.loaded);
             *pass = WarmPass { at, moves, loaded, ..WarmPass::default() };
         }

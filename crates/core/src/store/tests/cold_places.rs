@@ -344,8 +344,7 @@ fn a_power_cut_while_a_directory_begins_leaves_a_store_that_opens_with_it_and_wi
     });
 }
 
-// A directory that had no room or could not be written left a store with a note of it, and no note
-// in the directory.
+// A directory without room, or that could not be written, had no note, and its store had one.
 #[test]
 fn a_directory_that_cannot_be_written_is_not_noted() {
     lsm(|| {

@@ -111,7 +111,7 @@ fn live(seed: u64, mut tables: Vec<Lived>, pins: bool) {
             }
             _ => drop(store.commit(step, "", &[]).unwrap()),
         }
-        // A store with regions, which nobody else can have open, is read by its writer alone.
+        // Only the writer reads a store with regions, which nobody else can have open.
         if !is_direct && step % 20 == 0 {
             let options = StoreOptions { read_only: true, ..small_journals() };
             let other = open(&medium, &tables, options).unwrap_or_else(|e| panic!("{what}: {e}"));

@@ -414,7 +414,7 @@ fn a_refresh_over_changes_of_the_top_reads_nothing_of_the_frozen_file() {
     store.put(&[put_of(table, &keys, &[7.0; 10 * DIM])]).unwrap();
     store.commit(2, "", &[]).unwrap();
     let name = medium.list("part-").unwrap().into_iter().find(|name| !name.ends_with("room"));
-    // Anything that is read again from here on is damaged.
+    // From here on, reading the header again finds damage.
     let header = medium.contents(name.as_ref().unwrap())[..512].to_vec();
     medium.replace(name.as_ref().unwrap(), 0, &[0; 512]);
     assert_eq!(reader.refresh().unwrap().unwrap().step, 2);

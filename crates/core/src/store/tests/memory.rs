@@ -19,7 +19,7 @@ fn small(kind: StorageKind, dense: bool) -> TableSpec {
     }
 }
 
-/// The bytes that the store counts are within its budget.
+/// Checks that the memory that the store counts is within its budget.
 fn expect_within(store: &Store, what: &str) {
     let engine = store.inner.engine.read();
     let (memory, most) = (engine.memory(), engine.budget_bytes);

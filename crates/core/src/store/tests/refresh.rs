@@ -258,7 +258,7 @@ fn refresh_failing(held: bool, n: usize) -> (Store, Arc<Meddled>, Result<Option<
     (reader, meddled, refreshed)
 }
 
-// A failure behind the move was an error of a reader that had moved, or one that closed it.
+// A failure after the move gave an error although the reader had moved, or closed the reader.
 #[test]
 fn a_refresh_that_fails_leaves_the_reader_where_it_is() {
     each_kind(|| {

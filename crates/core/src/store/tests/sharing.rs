@@ -1,4 +1,4 @@
-//! Several classes under one disk bound: room goes to who was refused, and nobody is starved.
+//! Several classes under one disk bound: room goes to a class that was refused; none is starved.
 
 use super::bounds::{expect_rows, fill};
 use super::*;

@@ -99,7 +99,7 @@ fn a_version_begins_behind_the_last_commit_with_all_that_was_changed_since() {
             }
             match random.below(4) {
                 0 => {
-                    // Uncommitted changes are gone, and with them the file that was begun for them.
+                    // Uncommitted changes are gone, and so is everything begun for them.
                     drop(store);
                     store = Store::open_on(Arc::new(medium.clone()), options(tight())).unwrap();
                     for spec in &fixture.specs {

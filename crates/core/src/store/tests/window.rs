@@ -327,7 +327,7 @@ fn batches_that_are_announced_give_what_a_plain_map_holds() {
             assert!(stats.memory.total() <= stats.budget_bytes, "{:?}", stats.memory);
             assert!(window.memory_bytes <= window.most_bytes);
             // Callers do not wait for threads that other programs leave no core. So the number of
-            // rows read ahead varies: here it only must be large.
+            // rows read ahead varies, and the bounds here are wide.
             if bytes == tight() && window.starved == 0 {
                 assert!(window.rows_loaded > 100, "{window:?}");
                 let (groups, batches) = (window.groups, window.group_batches);
@@ -391,8 +391,7 @@ fn use_ahead(store: &Store, table: TableId, batches: &[Vec<u64>]) {
 fn what_is_read_ahead_is_there_when_it_is_used() {
     each_kind(|| {
         let _cores = CORES.read();
-        // A caller whose threads get no core reads itself: on a busy machine another try may go
-        // better.
+        // Callers whose threads get no core read themselves: another try may find an idle core.
         let counts = |_| {
             let (store, table) = with_rows(with_window_of_one(600 << 10, 8));
             let before = store.stats().unwrap();

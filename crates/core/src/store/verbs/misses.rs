@@ -482,7 +482,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     }
 }
 
-/// Makes room for a victim: one that belongs to the commit under way is written, another dirty one
+/// Writes or parks a victim: one that belongs to the commit under way is written, another dirty one
 /// is parked in the flush buffer, where there is a place for it.
 pub(in crate::store) fn write_or_park(
     log: &mut dyn Storage,

@@ -98,7 +98,7 @@ pub struct WindowStats {
     pub bytes: u64,
     /// Seconds that callers were blocked until a batch was read ahead.
     pub wait_s: f64,
-    /// Times that a caller went on without a batch, because the threads that read it had no core.
+    /// Waits for a batch that callers gave up, because the threads that read it had no core.
     pub starved: u64,
     /// Tasks of the planner and portions of groups that waiting callers did themselves.
     pub helped: u64,

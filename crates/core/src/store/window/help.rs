@@ -82,7 +82,7 @@ impl Inner {
         let _guard = self.poison_on_panic();
         let _timed = Timed::new(&shared.counters.planning_ns);
         let ran = plan.run(task, shared, self);
-        // Before those are told who wait for nobody to be busy: they may need it.
+        // Before callers are told that wait until nobody is busy: they may need it.
         drop(plan);
         match ran {
             Ok(()) => true,

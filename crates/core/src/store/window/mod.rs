@@ -13,7 +13,7 @@
 //! it is used. The threads move rows by the same path as verbs do, under the same locks.
 //!
 //! The threads have the time that others leave. A caller that waits for them helps: it does the
-//! rest of their work itself, on its own core (`help.rs`). If others leave the threads no core, they
+//! rest of their work itself, on its core (`help.rs`). If others leave the threads no core, they
 //! rest for a while and callers do all of it, so that a program is never slower for them.
 //!
 //! If a cache holds the rows of few batches there are no groups (`slices.rs`): callers note uses as
@@ -120,7 +120,7 @@ struct State {
     slices: bool,
     /// The next group to read.
     formed: Option<Group>,
-    /// A group that who read it has left, and how many of its rows are done.
+    /// A group that its reader has left, and the number of its rows that are done.
     left: Option<(Group, usize)>,
     /// Somebody reads a group, and the first batch of it.
     reading: bool,

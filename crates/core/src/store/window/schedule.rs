@@ -32,7 +32,7 @@ struct Begin {
     scheduled: Option<ScheduledBatch>,
 }
 
-/// The schedule as far as it is known, and its record.
+/// The schedule as far as it is known, and its accuracy so far.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     /// Stretches that are announced and not over, the one at hand first.

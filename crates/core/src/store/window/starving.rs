@@ -1,8 +1,8 @@
 //! Whether callers wait for threads that have no core.
 //!
-//! The window's threads have what time others leave. A caller that waits for them leaves its core,
-//! so within one program they get on; beside programs that take all cores they do not, and who
-//! waited for them would stand still with work that takes milliseconds.
+//! The window's threads have the time that others leave. A caller that waits for them leaves its
+//! core, so within one program they get on; beside programs that take all cores they do not, and a
+//! caller that waited for them would stand still with work that takes milliseconds.
 
 use super::{Shared, State};
 use crate::idle::{Turns, thread_number};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Time that a caller waits before it looks: longer than PyTorch's idle threads spin, which is ten
 /// milliseconds. Twice in the 50 ms that callers from Python wait.
 const PATIENCE: Duration = Duration::from_millis(15);
-/// First and longest rest of the threads after they had no core; each doubles if that recurs soon.
+/// Shortest and longest rest of the threads after they had no core; it doubles if that recurs soon.
 const REST: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(16));
 
 /// Until when the threads rest.

@@ -123,7 +123,7 @@ impl Ring {
         if block == self.blocks.len() {
             self.add_block();
         }
-        // The bytes that a shorter key leaves lie in the place of uses to come.
+        // For a shorter key, the bytes behind it lie in the place of uses to come.
         self.blocks[block][at..at + 8].copy_from_slice(&key.to_le_bytes());
         self.set_next(position, 0);
         self.tail += 1;
@@ -177,7 +177,7 @@ struct BatchOfUses {
     stretch: u64,
 }
 
-/// Number of times that a schedule was right about the stretch of a row's next use, and wrong.
+/// Predictions by a schedule of the stretch of a row's next use, of uses that have come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Foreseen {
     /// It was that stretch.

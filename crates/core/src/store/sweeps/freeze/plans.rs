@@ -17,8 +17,8 @@ pub struct PlannedPages {
     pub table: Vec<u16>,
     /// Of each row in order, its key. *Shape*: (rows,).
     pub key: Vec<u64>,
-    /// Begin of each replica page in `replica_rows`, and the end of the last one. *Shape*: (replica
-    /// pages + 1,), or none without replicas.
+    /// Offset of each replica page in `replica_rows`, and the end of the last one. *Shape*:
+    /// (replica pages + 1,), or none without replicas.
     pub replica_starts: Vec<u32>,
     /// Rows of the replica pages, as places in the order.
     pub replica_rows: Vec<u32>,
