@@ -55,7 +55,7 @@ impl Inner {
     pub(super) fn held_before(&self, oldest_kept: u64) -> Result<Vec<Held>> {
         let mut held = holds::living(&*self.medium)?;
         // Commit 0 is a store without commits: its readers need nothing.
-        // Of a pinned commit everything stays, whoever reads it.
+        // A pinned commit stays whole, with or without readers.
         let pins = self.pins.lock();
         let is_beside = |of: u64| (1..oldest_kept).contains(&of) && !pins.has(of);
         held.retain(|held| is_beside(held.sequence));

@@ -55,9 +55,9 @@ impl Engine {
         of_tables.collect()
     }
 
-    /// The bytes that were asked for, and the budget, which is more if a percentage is too little to
-    /// work: buffers have a fixed part, more than a tenth of a small table, that a user who asks for
-    /// a percentage cannot know.
+    /// The bytes that were asked for, and the budget, which is more if a percentage is too little
+    /// to work: buffers have a fixed part, more than a tenth of a small table, that a user who asks
+    /// for a percentage cannot know.
     pub(in crate::store) fn budget(&self, options: &StoreOptions) -> Result<(u64, u64)> {
         let asked = bytes_of(options.memory, &self.rows_to_come())?;
         let demands = self.demands();

@@ -26,7 +26,7 @@ const BLOCK: usize = 16;
 /// A use more batches later than that counts as none.
 const FURTHEST: u64 = crate::cache::NextUse::BATCHES_AHEAD_MAX;
 
-/// Flag of the value beside a key: a number of stretches, because no later use is announced.
+/// Flag of the value beside a key: it is a number of stretches, and no later use is announced.
 const IN_STRETCHES: u16 = 1 << 15;
 
 /// The fewest and the most uses of a block, powers of two.
