@@ -15,7 +15,7 @@ use crate::error::{Result, bail};
 use crate::storage;
 use parking_lot::{MutexGuard, RwLockWriteGuard};
 
-/// What the version of the journal says that it needs.
+/// The reason for a newer version of the journal, for messages.
 const WHAT: &str = "the first table that is dropped, renamed or grown";
 
 impl Store {
@@ -169,7 +169,7 @@ impl Inner {
     fn record_change(&self, change: TableChange) -> Result<()> {
         let written = self.history.lock().append_json(RecordKind::TableChange, &change);
         self.poison_on_error(written)?;
-        // What a close without commit would lose.
+        // Counted, because a close without commit would lose it.
         self.note_batch(0);
         Ok(())
     }

@@ -2,7 +2,7 @@
 //!
 //! A store and its cold directory name each other (`files/pairing.rs`). Nothing is opened, and
 //! nothing written, where they do not: a wrong directory would look like one whose partitions are
-//! lost. What opening finds out is noted last, when the store has proved to open with it: until
+//! lost. A new pairing is noted last, when the store has proved to open with the directory: until
 //! then opening without the directory takes it back. A writer locks the cold directory beside the
 //! store, so a copy of the store's own directory never writes into it.
 
@@ -47,7 +47,7 @@ pub(super) fn join(
     options: &StoreOptions,
     superblock: &Superblock,
 ) -> Result<Joined> {
-    // Who has a simulated device joins its directories.
+    // A simulated device has no path; its directories are joined by its user.
     let Some(path) = own.path() else { return Ok(Joined::alone(Arc::clone(own))) };
     match Joining::of(own, path, options, superblock)? {
         None => Ok(Joined::alone(Arc::clone(own))),
@@ -142,12 +142,12 @@ fn partitions_in(cold: &dyn Medium) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What a writer has to note of a store and its cold directory.
+/// The notes that a writer has to make about a store and its cold directory.
 pub(super) struct Notes {
     own: Arc<dyn Medium>,
     cold: Arc<dyn Medium>,
     directory: PathBuf,
-    /// What is to be in the cold directory and in the store, where it is not there already.
+    /// To be written into the cold directory and into the store, unless it is there already.
     marker: Option<Pairing>,
     record: Option<Pairing>,
     /// The directory that the store had before.
@@ -166,7 +166,7 @@ impl Notes {
             record.write(&*self.own, NAME)?;
         }
         if let Some(left) = &self.left {
-            // It has no partition, and may become another store's. Where that fails, its marker
+            // It has no partition, and may become another store's. If this fails, its marker still
             // says whose it was.
             let _ = clear(&**left);
         }
@@ -174,7 +174,7 @@ impl Notes {
     }
 }
 
-/// What is known while a store and a cold directory are joined.
+/// State while a store and a cold directory are being joined.
 pub(super) struct Joining {
     own: Arc<dyn Medium>,
     /// Of the store.

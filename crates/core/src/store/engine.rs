@@ -105,8 +105,8 @@ const WINDOW_PER_READER: u64 = 8;
 /// neighbours; so many in flight, because its threads get a core in turns; the memory of all, and
 /// of how many pages that is at least. `docs/decisions/0009` has the measurements.
 const AHEAD_REQUEST_BYTES: usize = 32 << 10;
-/// Where ranges are read, or stretches of a schedule, whose pages are neighbours as a rule,
-/// requests are longer, and fewer.
+/// Requests of ranges, and of stretches of a schedule, are longer and fewer, because their pages
+/// are neighbours as a rule.
 const LONG_REQUEST_BYTES: usize = 256 << 10;
 const LONG_REQUESTS_MIN: usize = 8;
 const AHEAD_DEPTH_MAX: usize = 256;
@@ -157,7 +157,7 @@ impl Table {
         self.record.id
     }
 
-    /// Where a key of this table lies in its class's cache.
+    /// Location of a key of this table in its class's cache.
     #[inline(always)]
     pub(super) fn locate(&self, cache: &Cache, key: u64) -> Location {
         match self.first {
@@ -184,7 +184,7 @@ impl Table {
     }
 }
 
-/// What a plan gives a class: it is built anew when tables are added.
+/// The part of a class that a plan determines: it is built anew when tables are added.
 pub(super) struct Tier {
     pub(super) cache: Cache,
     readers: Arc<Pool<PageReader>>,
@@ -212,7 +212,7 @@ impl Tier {
     }
 }
 
-/// How far a class is with the commit that is under way.
+/// Stage of a class in the commit that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum ClassPhase {
@@ -243,15 +243,15 @@ pub(super) struct Class {
     pub(super) sorts_writes: bool,
     /// Whether its rows are read and changed without cache and class lock.
     pub(super) is_direct: bool,
-    /// The unit of upkeep that is under way. Only tried, before the class lock, but by who ends the
-    /// store; held while the unit runs, by the window's reader without the engine.
+    /// The unit of upkeep that is under way. Only tried, before the class lock, except when the
+    /// store ends; held while the unit runs, by the window's reader without the engine.
     pub(super) unit: Arc<Mutex<UnitUnderWay>>,
     /// `None` until the first plan.
     pub(super) tier: Option<Tier>,
     /// Stamp of the next change: batch by batch, position by position.
     pub(super) clock: AtomicU32,
-    /// How far the class is with the commit that is under way, a `ClassPhase`. Changed under the
-    /// class lock, but for the way back from closed to none, once that commit is recorded.
+    /// Stage of the class in the commit that is under way, a `ClassPhase`. Changed under the class
+    /// lock, except for the way back from closed to none, once that commit is recorded.
     pub(super) phase: AtomicU8,
     /// Rows that running batches may still make dirty.
     pub(super) reserved_rows: AtomicU64,
@@ -358,7 +358,7 @@ impl Class {
         Ok(())
     }
 
-    /// Gives the look-ahead window's own reader back, once who reads with it is done.
+    /// Gives the look-ahead window's own reader back, once the reads under way are done.
     pub(super) fn release_ahead(&self) {
         *self.tier().ahead.lock() = None;
     }
@@ -393,7 +393,7 @@ impl Class {
         self.has_units && self.tier.is_some()
     }
 
-    /// How far this class is with the commit that is under way.
+    /// Stage of this class in the commit that is under way.
     pub(super) fn phase(&self) -> ClassPhase {
         // Pairs with the releases where it is set.
         ClassPhase::of(self.phase.load(Ordering::Acquire))
@@ -487,12 +487,12 @@ impl Engine {
         self.table(id).expect("the table is there")
     }
 
-    /// Where the table with this id is.
+    /// Index of the table with this id.
     pub(super) fn place_of(&self, id: u16) -> Option<usize> {
         self.tables.binary_search_by_key(&id, Table::id).ok()
     }
 
-    /// How many tables there are and were: the id of the next one.
+    /// Number of tables that there are and were, which is the id of the next one.
     pub(super) fn ids(&self) -> usize {
         self.tables.len() + self.dropped.len()
     }
@@ -571,8 +571,8 @@ impl Engine {
         &mut **self.classes[usize::from(class)].log.get_mut()
     }
 
-    /// What becomes the storage of each class at a later commit, by what the journal says from an
-    /// epoch on; commits before `oldest` are not kept. Their indexes are copied afterwards.
+    /// The storage of each class for a later commit, to be changed by what the journal says from an
+    /// epoch on; commits before `oldest` are not kept. Indexes are copied afterwards.
     pub(super) fn go_on(&self, epoch: u64, oldest: u64) -> Result<Vec<Box<dyn StorageRecovery>>> {
         let classes = self.classes.iter().enumerate().map(|(at, class)| {
             let of_class = self.tables.iter().filter(|table| table.class == at);

@@ -1,4 +1,4 @@
-//! What a store logs, in one place: the lines, how bad each is, and which come once a second.
+//! The log lines of a store, in one place: texts, levels, and limits to one line a second.
 //!
 //! `error`: data are at risk, or the store refuses changes from here on. `warn`: it coped, and
 //! somebody should know. `info`: what an operator wants to have seen. `debug`: every commit, and
@@ -41,7 +41,7 @@ pub(super) struct Limits {
     displaced: Limit,
 }
 
-/// What recovery has found in the journal.
+/// State of the journal as recovery has found it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Found {
     /// Files, and their bytes.
@@ -324,7 +324,7 @@ impl Inner {
         );
     }
 
-    /// The outcome of a merge was taken over. What merges did since open, before it and now.
+    /// Logs a merge whose outcome was taken over: the counts of merges before it and now.
     pub(super) fn log_merged(
         &self,
         (engine, class): (&Engine, &Class),
@@ -458,7 +458,7 @@ impl Drop for Sweep {
     }
 }
 
-/// What a medium has not got that it could have, told once as it is opened.
+/// Logs the features that a medium lacks, once, as it is opened.
 pub(super) fn log_notes(path: &Path, medium: &dyn Medium) {
     for note in medium.notes() {
         info!(target: STORE, "{}: {note}", path.display());

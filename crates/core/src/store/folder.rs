@@ -12,10 +12,9 @@ use crate::planted::{self, Bug};
 use std::sync::atomic::Ordering;
 
 impl Store {
-    /// What has become of the store's folder, or of its cold directory, where the path by which it
-    /// was opened does not lead there any more; `None` where it does. While it is displaced,
-    /// commits are refused (`NotFound`), and writes from the first refused commit on. Rows can be
-    /// read.
+    /// Description of what happened to the store's folder, or to its cold directory, if the path by
+    /// which it was opened no longer leads there; `None` if it does. While it is displaced, commits
+    /// are refused (`NotFound`), and writes from the first refused commit on. Rows can be read.
     ///
     /// *Errors*: `Io` where the path cannot be looked at. *Blocking*: two calls of the system, none
     /// of which reads the device.

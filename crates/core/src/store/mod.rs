@@ -121,7 +121,7 @@ pub(crate) struct Inner {
     /// Number of the term that begins with the first change.
     term: u64,
     pid: u32,
-    /// What commits of this opening have, and no others.
+    /// A number that the commits of this opening have, and no others.
     writer: u64,
     /// Shared by verbs; taken alone to capture a commit, by plan, modify, delete and close.
     engine: RwLock<Engine>,
@@ -134,7 +134,7 @@ pub(crate) struct Inner {
     later_pins: Mutex<Pins>,
     /// Commits that readers held when this writer came, until they let go.
     left_held: Mutex<Vec<LeftHeld>>,
-    /// Held by who pins or unpins.
+    /// Held by a thread that pins or unpins.
     pinning: Mutex<()>,
     commit_gate: CommitGate,
     metrics: Metrics,
@@ -163,7 +163,7 @@ pub(crate) struct Inner {
     modifying: AtomicU64,
     /// A reader's claim on its commit, until close.
     hold: Mutex<Option<Hold>>,
-    /// What a reader notes of its commit, for when nobody keeps that any more.
+    /// A reader's note of its commit, in case that is no longer kept.
     noted: Mutex<Option<Noted>>,
     /// True once a reader has no hold.
     unheld: AtomicBool,
@@ -173,7 +173,7 @@ pub(crate) struct Inner {
     was_divided: AtomicBool,
     /// Held while a reader moves to another commit.
     refreshing: Mutex<()>,
-    /// How often it has moved. Changed by who has the engine alone, read by who shares it.
+    /// Number of its moves so far. Changed with the engine alone, read while it is shared.
     moves: AtomicU64,
     /// Held while a table is made, with the measurement of the device that comes before.
     creating: Mutex<()>,
@@ -235,13 +235,12 @@ impl Inner {
                 self.0.store(0, Ordering::Relaxed);
             }
         }
-        // Who calls this has the engine alone, so that there is one at a time.
+        // The caller has the engine alone, so there is one at a time.
         self.modifying.store(thread_number(), Ordering::Relaxed);
         let _leave = Leave(&self.modifying);
         function()
     }
 
-    /// What verbs of a closed store report.
     /// Refuses a store that was closed. The caller has no lock of the engine.
     fn check_open(&self) -> Result<()> {
         if self.engine.read().closed { Err(self.closed()) } else { Ok(()) }
@@ -284,7 +283,7 @@ impl Inner {
             self.finish_by_hand();
             self.commit_gate.wait_until_over();
             let engine = self.engine.write();
-            // A commit is captured by who has the engine alone.
+            // A commit is captured by a thread that has the engine alone.
             if self.commit_gate.is_over() {
                 return engine;
             }
@@ -334,7 +333,7 @@ impl Inner {
         Ok(())
     }
 
-    /// What looks like damage after a write has failed is a page that this write did not bring.
+    /// After a write has failed, apparent damage is a page that this write did not store.
     fn after_failed_write(&self, error: Error) -> Error {
         if error.kind() != ErrorKind::Corrupt || !self.poisoned.load(Ordering::Acquire) {
             return error;
@@ -407,7 +406,7 @@ impl Store {
         &self.inner.options
     }
 
-    /// What a close without commit would lose.
+    /// The batches and rows that a close without commit would lose.
     pub fn uncommitted(&self) -> Uncommitted {
         self.inner.uncommitted()
     }
@@ -420,8 +419,8 @@ impl Store {
         self.inner.check_call()
     }
 
-    /// What tells this store from all others, copies of it included. A folder that was copied by
-    /// other means has the same.
+    /// Identifies this store among all others, its copies included. A folder that was copied by
+    /// other means has the same id.
     pub fn id(&self) -> u128 {
         self.inner.superblock.uuid
     }
@@ -470,13 +469,13 @@ impl Store {
         }
     }
 
-    /// Closes the store, and gives up its lock or hold. What came after the last commit is
-    /// discarded; returned is how much. Later calls fail with `Closed`; a second close does
+    /// Closes the store, and gives up its lock or hold. Changes since the last commit are
+    /// discarded, and their number is returned. Later calls fail with `Closed`; a second close does
     /// nothing.
     pub fn close(&self) -> Result<Uncommitted> {
         self.inner.check_call()?;
         self.inner.window.stop();
-        // Who opens the store next may measure the device, in a file of the same name.
+        // The next process to open the store may measure the device, in a file of the same name.
         let _none = self.inner.creating.lock();
         let mut engine = self.inner.engine_alone();
         if engine.closed {

@@ -35,15 +35,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// How often a reader looks at a store that changes meanwhile.
+/// Number of tries of a reader on a store that changes meanwhile.
 const TRIES_MAX: usize = 20;
-/// So many times without a pause in between.
+/// The first of them have no pause in between.
 const TRIES_AT_ONCE: usize = 5;
 /// Changes within one tick of the clock of a file system have the same time. A tick takes 10 ms at
 /// most.
 const REST_MIN: Duration = Duration::from_millis(100);
 
-/// How the directories of a store become one medium.
+/// Joins the directories of a store into one medium.
 type Join<'a> = &'a dyn Fn(&Arc<dyn Medium>, &StoreOptions, &Superblock) -> Result<Joined>;
 
 impl Store {
@@ -138,8 +138,8 @@ impl Store {
         Self::open_reader(medium, path, options, &Target::Sequence(sequence), &join)
     }
 
-    /// Opens beside a writer: holds the commit first, then checks that it is still kept. What the
-    /// writer changes meanwhile may look like damage, and is looked at again.
+    /// Opens beside a writer: holds the commit first, then checks that it is still kept. Changes of
+    /// the writer meanwhile may look like damage, and are looked at again.
     fn open_reader(
         medium: &Arc<dyn Medium>,
         path: &Path,
@@ -317,7 +317,7 @@ pub(super) fn while_changing<T, S: PartialEq>(
     }
 }
 
-/// What looked like damage in files that changed meanwhile.
+/// The error for apparent damage in files that changed meanwhile.
 fn while_it_changed(error: &Error) -> Error {
     let message = format!(
         "a writer has changed the store each of {TRIES_MAX} times that it was looked at; try again \
@@ -415,7 +415,7 @@ pub(super) fn build(
             commit: last.map_or(0, |c| c.info.sequence),
             position: counters.map_or(0, |c| c.sequence),
             is_newest: last.map_or(0, |c| c.info.sequence) >= recovered.newest,
-            // What an epoch without commit has written must not pass for a page of this term.
+            // A page of an epoch without commit must not pass for a page of this term.
             write_after: (!options.read_only).then(|| head::sequence_of_term(term)),
         };
         let log = log.finish(&at, file, medium)?;
@@ -505,7 +505,7 @@ mod tests {
     #[test]
     fn damage_is_looked_at_again_only_when_something_changed_meanwhile() {
         let long_ago = Duration::from_secs(3600);
-        // What each look sees and how long that has rested, and how often it is tried then.
+        // The state and the time since its last change that each look finds; the number of tries.
         let cases: [(&[(u32, Duration)], usize); 5] = [
             (&[(1, long_ago)], 1),
             (&[(1, long_ago), (2, Duration::ZERO), (2, long_ago)], 3),
@@ -524,7 +524,7 @@ mod tests {
                 Err(damage())
             };
             let error = while_changing(look, attempt).unwrap_err();
-            // What never rests tells nothing of damage.
+            // A store that never rests gives no proof of damage.
             let wanted = if tries < TRIES_MAX { ErrorKind::Corrupt } else { ErrorKind::CommitGone };
             assert_eq!(error.kind(), wanted, "{error}");
             assert!(error.message().contains("damage"), "{error}");

@@ -1,10 +1,10 @@
 //! Pinned commits: a name keeps a commit beyond the last ones, until it is taken away.
 //!
 //! To pin a commit its index is recovered beside the one at work, as a reader's is, and written to
-//! a file of its own: a journal that holds this one commit. What the commit needs of the files of
-//! rows is noted beside its name (`files/pins.rs`) and told to the storages, which let nobody write
-//! there. So a pin costs an index and the room of the rows that have changed since, whatever was
-//! committed in between. Why it is so: `docs/decisions/0027-pinned-commits.md`.
+//! a file of its own: a journal that holds this one commit. The parts of the files of rows that it
+//! needs are noted beside its name (`files/pins.rs`) and told to the storages, which let nobody
+//! write there. So a pin costs an index and the room of the rows that have changed since, whatever
+//! was committed in between. The reasons: `docs/decisions/0027-pinned-commits.md`.
 //!
 //! A reader holds its commit before it looks whether that still has its name; the writer takes the
 //! name away first and then looks for holds. So a commit that was unpinned stays, without a name,
@@ -87,7 +87,7 @@ impl Store {
             return Err(inner.not_pinned(name, &next.spelled()));
         }
         inner.write_pins(&next)?;
-        // What fails here is tried again by the next commit.
+        // If this fails, the next commit tries again.
         let _ = inner.release_unpinned(&engine);
         inner.poison_on_error(inner.give_back_room(&engine))
     }
@@ -220,8 +220,8 @@ impl Inner {
             }
         };
         let named = self.name_commit(sequence, name, written.as_ref().map(|(pinned, _)| pinned));
-        // Where it is open whether the name was written, so is whether the file is needed: whoever
-        // opens the store next knows.
+        // An error that poisons leaves open whether the name was written. The file then stays, and
+        // the next opening decides.
         if named.is_err() && written.is_some() && self.check_unpoisoned().is_ok() {
             self.remove_pin_file(sequence);
         }
@@ -254,7 +254,7 @@ impl Inner {
             }
             return Err(error);
         }
-        // What fails here is tried again by the next commit.
+        // If this fails, the next commit tries again.
         let _ = self.release_unpinned(&engine);
         Ok(())
     }
@@ -390,15 +390,14 @@ impl Inner {
         }
     }
 
-    /// Removes the file of a commit that nothing names. What cannot be removed is left to the next
-    /// writer.
+    /// Removes the file of a commit that nothing names. If this fails, the next writer does it.
     fn remove_pin_file(&self, sequence: u64) {
         let _ = self.medium.remove(&name_of(pin_number(sequence)));
         self.count_pins_bytes(&mut self.history.lock());
     }
 
-    /// Counts anew what pins have of the disk. Where that cannot be seen the count stays: what was
-    /// written down is written down.
+    /// Counts the disk space of pins anew. If that fails the old count stays: the change of the
+    /// pins itself is done.
     fn count_pins_bytes(&self, history: &mut History) {
         if let Ok(bytes) = pins_bytes(&*self.medium) {
             history.pins_bytes = bytes;

@@ -74,7 +74,7 @@ const BATCHES_AHEAD: usize = 3;
 #[derive(Default)]
 pub(super) struct Recovered {
     pub(super) classes: Vec<ClassRecord>,
-    /// What becomes their storage, in the same order.
+    /// Their storage in recovery, in the same order.
     pub(super) logs: Vec<Box<dyn StorageRecovery>>,
     /// By id, rising.
     pub(super) tables: Vec<TableRecord>,
@@ -93,11 +93,11 @@ pub(super) struct Recovered {
     pub(super) newest: u64,
     /// The largest sequence of a page that any commit of the journal tells of.
     pub(super) sequence_max: u64,
-    /// What there was, to be logged.
+    /// State of the journal, to be logged.
     pub(super) found: FoundInJournal,
 }
 
-/// Which commit to rebuild, of the kept ones.
+/// The commit to rebuild, of the kept ones.
 #[derive(Clone, Debug)]
 pub(super) enum Target {
     /// The last one.
@@ -111,7 +111,7 @@ pub(super) enum Target {
 }
 
 impl Target {
-    /// What a store is to be opened at.
+    /// The commit at which a store is to be opened.
     pub(super) fn of(options: &StoreOptions) -> Self {
         match (options.step, &options.pin) {
             (Some(step), _) => Self::Step(step),
@@ -120,8 +120,8 @@ impl Target {
         }
     }
 
-    /// The pinned commit that is meant, if there is one. Those without a name are for who has them
-    /// open already.
+    /// The pinned commit that is meant, if there is one. Those without a name are for readers that
+    /// have them open already.
     fn among<'p>(&self, pins: &'p Pins) -> Option<&'p Pinned> {
         match self {
             Self::Last => None,
@@ -132,7 +132,7 @@ impl Target {
     }
 }
 
-/// Where a commit is.
+/// Place of a commit.
 enum Found {
     /// There is none.
     Nowhere,
@@ -142,7 +142,7 @@ enum Found {
     Pinned(Pinned),
 }
 
-/// What the files of a store say before any index is rebuilt.
+/// State of a store's files before any index is rebuilt.
 struct Look {
     head: Head,
     survey: Survey,
@@ -501,7 +501,7 @@ fn read_ahead(
         Ok(())
     };
     if let Err(error) = read() {
-        // Whoever does not wait for it any more has found an error before it.
+        // If nobody receives this error any more, an earlier one was found.
         let _ = to.send(Err(error));
     }
 }
@@ -510,7 +510,7 @@ fn read_ahead(
 #[derive(Default)]
 pub(super) struct Replay<'a> {
     recovered: Recovered,
-    /// What storages are told of merges.
+    /// Options of merges, for the storages.
     merging: Merging,
     /// The first file is not a base but goes on where the indexes end, behind this position.
     behind: Option<u64>,

@@ -8,7 +8,7 @@
 //! does one that moves back, or whose writer has gone back; its cache begins empty, as it does
 //! where tables came since.
 //!
-//! Whatever fails, the reader stays at its commit.
+//! After any failure, the reader stays at its commit.
 
 use super::cold;
 use super::commit::History;
@@ -59,7 +59,7 @@ struct Made {
     keeps_rows: bool,
 }
 
-/// Runs the move, once whoever asked for it has made ready.
+/// Runs the move, once the caller that asked for it is ready.
 type Around<'a> = &'a mut dyn FnMut(&mut dyn FnMut() -> Result<()>) -> Result<()>;
 
 impl Next {
@@ -118,7 +118,7 @@ impl Store {
         }
         inner.check_place_of_reader()?;
         let _one = inner.refreshing.lock();
-        // What a writer changes meanwhile may look like damage, and is looked at again.
+        // Changes of a writer meanwhile may look like damage, and are looked at again.
         let look = || files_of_commits(&*inner.medium);
         while_changing(look, || match inner.move_on(step, around) {
             Err(error) if inner.engine.read().closed || is_lasting(error.kind()) => Ok(Err(error)),
@@ -238,7 +238,7 @@ impl Inner {
         Ok(engine)
     }
 
-    /// Moves the engine; returns what it was. Where the journal does not lead there, the whole
+    /// Moves the engine; returns the one before. If the journal does not lead there, the whole
     /// index is recovered.
     fn go_to(&self, mut next: Next, around: Around<'_>) -> Result<Engine> {
         // One that never worked is of a reader that only looks; without tables, none was needed.
@@ -364,7 +364,7 @@ impl Inner {
         self.made(recovered, false)
     }
 
-    /// What was recovered, as a store has it.
+    /// The recovered commit, in the form of a store.
     fn made(&self, mut recovered: Recovered, keeps_rows: bool) -> Result<Made> {
         let mut engine = Engine::default();
         let rows_disk_bytes =

@@ -1,4 +1,4 @@
-//! What a store says of itself: counters, and how memory and disk are spent.
+//! Statistics of a store: counters, and the use of memory and disk.
 
 use super::engine::Class;
 use super::files::class_file::{PARTITION_PREFIX, lies_apart};
@@ -24,9 +24,9 @@ pub struct Stats {
     pub budget_bytes: u64,
     /// The bytes that were asked for: less where a percentage is too little to work.
     pub asked_bytes: u64,
-    /// How memory is spent.
+    /// Use of memory.
     pub memory: MemoryUse,
-    /// How the budget is divided, and which share of it is rows.
+    /// Division of the budget, and the share of it that is rows.
     pub budget: BudgetParts,
     /// Bytes on disk: rows, journal, state.
     pub disk_bytes: u64,
@@ -76,7 +76,7 @@ pub struct Stats {
     pub saturated: u64,
     /// Keys announced by look-ahead.
     pub announced: u64,
-    /// Where time went.
+    /// Time by cause.
     pub time: TimeStats,
     /// Merges and cleaning, and how often they were put off.
     pub upkeep: UpkeepStats,
@@ -97,7 +97,7 @@ pub struct WrittenBytes {
     pub rows: u64,
     /// Rows that cleaning wrote again.
     pub moved: u64,
-    /// What pages hold beside rows: headers, directories, slots and ends that stay empty.
+    /// Bytes of pages beside rows: headers, directories, slots and ends that stay empty.
     pub pages: u64,
     /// Deltas of the indexes.
     pub deltas: u64,
@@ -133,8 +133,8 @@ pub struct TimeStats {
     pub selecting: f64,
     /// In commits; not part of `verbs`.
     pub commits: f64,
-    /// What the device needs at least for the requests that were made, at the rate that it had when
-    /// it was measured; `None` where it was not.
+    /// Least time that the device needs for the requests that were made, at the rate that it had
+    /// when it was measured; `None` where it was not.
     pub device_least: Option<f64>,
 }
 
@@ -145,7 +145,7 @@ pub struct UpkeepStats {
     pub steps: u64,
     /// Units of cleaning that rows have paid for.
     pub cleaned: u64,
-    /// How often a step or a unit of cleaning was put off by the scheduler.
+    /// Number of times that the scheduler put off a step or a unit of cleaning.
     pub put_off: u64,
     /// Merges whose outcome was taken over; all that follows is of these.
     pub merges: u64,
@@ -198,7 +198,7 @@ pub struct DeviceStats {
     pub alignment: usize,
     /// Requests per second by size, as measured when the store was created.
     pub curve: Option<DeviceCurve>,
-    /// What had to be done without so far, if anything.
+    /// Features that were requested but not available so far, if any.
     pub notes: Vec<String>,
 }
 
@@ -207,7 +207,7 @@ pub struct DeviceStats {
 pub struct ClassStats {
     /// Number of the class; its pages are in `rows-<number>`.
     pub id: u16,
-    /// How its rows are stored.
+    /// Layout of its rows on storage.
     pub storage: StorageKind,
     /// Bytes of a row.
     pub row_bytes: usize,
@@ -272,7 +272,7 @@ impl Store {
         self.inner.poisoned.load(Ordering::Acquire)
     }
 
-    /// How many rows were used and read: few enough counters to ask for at every batch.
+    /// Number of rows used and read: few enough counters to ask for at every batch.
     ///
     /// *Blocking*: never.
     pub fn row_reads(&self) -> RowReads {
@@ -287,8 +287,8 @@ impl Store {
         }
     }
 
-    /// What the store takes of its memory, and the bytes that it may take. Reads and writes
-    /// nothing; `None` before memory is divided among the tables that there are.
+    /// The memory that the store uses, and the bytes that it may use. Reads and writes nothing;
+    /// `None` before memory is divided among the tables that there are.
     pub fn memory_in_use(&self) -> Option<(MemoryUse, u64)> {
         self.check_call().ok()?;
         let engine = self.inner.engine.read_recursive();

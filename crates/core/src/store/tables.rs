@@ -136,7 +136,7 @@ impl Store {
         self.inner.engine.read().tables.iter().map(super::engine::Table::info).collect()
     }
 
-    /// What is known of a table.
+    /// Description of a table.
     pub fn table_info(&self, table: TableId) -> Result<TableInfo> {
         self.inner.check_call()?;
         let engine = self.inner.engine.read();
@@ -224,7 +224,7 @@ impl Inner {
             self.flush_all(&engine)?;
             for class in &engine.classes {
                 let mut log = class.log.lock();
-                // What is drained and not in the journal is lost.
+                // Changes that are drained and not in the journal are lost.
                 let written = self.journal_changes(class, &mut **log);
                 // Here and not by the plan, whose failure changes nothing.
                 self.poison_on_error(written.and_then(|()| log.write_out()))?;
@@ -235,7 +235,7 @@ impl Inner {
         *self.divided.lock() = Some((engine.asked_bytes, engine.budget_bytes));
         self.was_divided.store(true, Ordering::Relaxed);
         let fits = self.shrink_to(&engine, 0, Engine::index_bytes_to_come)?;
-        // What the look-ahead window still has it gives with its next task.
+        // The look-ahead window gives back its memory with its next task.
         if !fits && engine.window_bytes.load(Ordering::Relaxed) == 0 {
             engine.planned = false;
             engine.check_budget(&self.options)?;
@@ -339,7 +339,7 @@ impl Inner {
             let share = self.options.merging().top_share;
             storage::disk_bytes_for(spec.storage, rows, row_bytes, share)
         };
-        // What lies in a folder of regions takes no room here, and is reserved when it is made.
+        // Regions in a folder of their own take no room here; it is reserved when they are made.
         if spec.storage.is_direct() && self.options.pmem_directory.is_some() {
             return Ok(());
         }
@@ -405,7 +405,7 @@ impl Inner {
             }
             self.check_disk(&engine, spec, layout)?;
         }
-        // Where most rows of such a class will lie: what is apart may be on another device.
+        // The medium of most rows of such a class: partitions may be on another device.
         let medium = match (spec.storage, self.medium.apart()) {
             (kind, Some(apart)) if kind.has_bottom() => apart,
             _ => &self.medium,
@@ -413,7 +413,7 @@ impl Inner {
         self.measure_device(&**medium, if large { MEASURE_SLICE_LARGE } else { MEASURE_SLICE })
     }
 
-    /// What was measured for another class whose rows lie on the same device.
+    /// The measurement for another class whose rows lie on the same device.
     fn known_curve(&self, engine: &Engine, spec: &TableSpec) -> Option<DeviceCurve> {
         let is_alike =
             |class: &&Class| self.medium.apart().is_none() || class.record.storage == spec.storage;
@@ -421,7 +421,7 @@ impl Inner {
         alike.find_map(|class| class.record.curve.clone())
     }
 
-    /// What a class of rows of `row_bytes` shall be, stored as the table asks, on a device that was
+    /// The class to be made for rows of `row_bytes`, stored as the table asks, on a device that was
     /// `measured` if none was before.
     fn new_class(
         &self,
@@ -507,7 +507,7 @@ impl Inner {
             Ok((log, partitions))
         });
         let (log, partitions) = made.inspect_err(|_| {
-            // What is refused leaves no file; where that fails, the next class of this number does
+            // A refused class leaves no file; if removing fails, the next class of this number does
             // it.
             let _ = self.medium.remove(&class_file_name(id));
         })?;
@@ -518,14 +518,14 @@ impl Inner {
         self.history.lock().append_json(RecordKind::Class, &class.record)?;
         self.rows_disk_bytes.fetch_add(bytes, Ordering::Relaxed);
         engine.classes.push(class);
-        // Whatever happens to the table, a class has to be given memory before the next verb.
+        // Even if the table fails, the class has to be given memory before the next verb.
         engine.planned = false;
         Ok((id, partitions))
     }
 
     /// Measures the depth that the device needs, and at that depth random reads of each page size,
-    /// `slice` for each turn; `None` where reads do not reach the device. What another store of
-    /// this process has measured of it lately is taken over.
+    /// `slice` for each turn; `None` where reads do not reach the device. A recent measurement of
+    /// it by another store of this process is taken over.
     fn measure_device(&self, medium: &dyn Medium, slice: Duration) -> Result<Option<DeviceCurve>> {
         if let Some(curve) = medium.known_curve() {
             return Ok(Some(curve));
@@ -574,7 +574,7 @@ fn new_rows_to_come(spec: &TableSpec) -> Option<u64> {
     if is_packed(spec) { rows.min(spec.expected_rows) } else { rows }
 }
 
-/// What every class demands when this table is there, too.
+/// The demand of every class if this table is added.
 fn demands_with(
     engine: &Engine,
     spec: &TableSpec,

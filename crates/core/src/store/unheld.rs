@@ -1,12 +1,12 @@
 //! Readers without a hold: on a read-only medium, in a directory of another user, or after the
 //! writer took the hold away.
 //!
-//! Nothing keeps their commit. What they read is nevertheless of that commit or an error: a page
-//! that was written again has a later sequence number; and where the writer goes on from an earlier
-//! commit, it cuts the reader's commit record off first. (A reader that has read pages looks
-//! whether it still has its hold, for that may go at any time.) Files that are missing and pages
-//! that do not check are `CommitGone` when the store says that the commit is not kept any more, and
-//! damage only when it still is.
+//! Nothing keeps their commit. Their reads are nevertheless of that commit or an error: a page that
+//! was written again has a later sequence number; and a writer that goes on from an earlier commit
+//! cuts the reader's commit record off first. (A reader that has read pages looks whether it still
+//! has its hold, for that may go at any time.) Files that are missing and pages that do not check
+//! are `CommitGone` when the store says that the commit is not kept any more, and damage only when
+//! it still is.
 
 use super::Inner;
 use super::journal::{CommitRecord, RecordKind, name_of};
@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 /// A record's header, whose checksum covers the record and its place.
 const HEADER_BYTES: usize = 16;
 
-/// What a reader notes of its commit's record.
+/// A reader's note of its commit's record.
 #[derive(Debug)]
 pub(super) struct Noted {
     journal: Arc<dyn File>,
@@ -53,8 +53,8 @@ impl Noted {
         Err(dropped())
     }
 
-    /// False once the writer has gone on from an earlier commit. What was read before, and is in
-    /// place now, was in place when it was read.
+    /// False once the writer has gone on from an earlier commit. If true, the reads before this
+    /// call were of the commit.
     ///
     /// *Errors*: `Io` where the device does not tell.
     pub(super) fn is_in_place(&mut self) -> Result<bool> {
@@ -69,8 +69,7 @@ impl Noted {
     }
 }
 
-/// Where the commit record begins that ends at `end`. Its payload is text, in which no header can
-/// be found.
+/// Offset of the commit record that ends at `end`. Its payload is text, which contains no header.
 fn record_before(journal: &dyn File, end: u64) -> Result<Option<u64>> {
     let mut bytes = vec![0; 4096];
     loop {
@@ -115,14 +114,14 @@ impl Inner {
         }
     }
 
-    /// What a reader read, or `CommitGone` where that may not be of its commit any more.
+    /// The result of a read, or `CommitGone` if it may not be of the reader's commit any more.
     pub(super) fn as_committed<T>(&self, result: Result<T>) -> Result<T> {
         if !self.options.read_only {
             return result;
         }
         match &result {
             Ok(_) if self.unheld.load(Ordering::Relaxed) => {
-                // What was read comes from before the record was found in place.
+                // The read came before this look, which finds the record in place.
                 let mut noted = self.noted.lock();
                 if noted.as_mut().map_or(Ok(true), Noted::is_in_place)? {
                     return result;
@@ -151,7 +150,7 @@ impl Inner {
             return false;
         }
         let Some(record) = self.history.lock().kept.last().cloned() else { return false };
-        // What a writer changes meanwhile may look like damage.
+        // Changes of a writer meanwhile may look like damage.
         let look = || files_of_commits(&*self.medium);
         match while_changing(look, || is_kept(&*self.medium, self.seed, &record)) {
             Ok(kept) => !kept,

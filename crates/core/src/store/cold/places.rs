@@ -1,4 +1,4 @@
-//! Where a cold directory may lie: paths, and what the file system has there.
+//! Checks of the place of a cold directory: paths, and the files that are there.
 
 use crate::error::{Error, Result, bail};
 use crate::io::Medium;
@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind::NotADirectory, ErrorKind::NotFound};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// What a directory that is to become a cold one may have beside hidden files.
+/// Files that are allowed, beside hidden ones, in a directory that is to become a cold one.
 const HARMLESS: [&str; 3] = [lock::NAME, MARKER, "lost+found"];
 
 /// The place that a caller means, in one spelling.
@@ -82,7 +82,7 @@ pub(super) fn check(directory: &Path, store: &Path) -> Result<()> {
 fn resolved(path: &Path) -> Result<PathBuf> {
     for part in path.ancestors() {
         match fs::canonicalize(part) {
-            // What is missing has no links.
+            // Parts of the path that are missing have no links.
             Ok(real) => {
                 let rest = path.strip_prefix(part).unwrap_or(Path::new(""));
                 return Ok(if rest == Path::new("") { real } else { real.join(rest) });
@@ -135,7 +135,7 @@ pub(super) fn make(directory: &Path) -> Result<()> {
 }
 
 /// Makes the name of a directory durable: what is in it counts for nothing while that is not. A
-/// folder that this user may not read is left to whoever made the directory in it.
+/// folder that this user may not read is left to the user who made the directory in it.
 pub(super) fn sync_name(cold: &dyn Medium) -> Result<()> {
     let Some(directory) = cold.path() else { return Ok(()) };
     match parent(directory) {

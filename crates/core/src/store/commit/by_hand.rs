@@ -1,7 +1,7 @@
 //! Commits that a test completes by hand, portion by portion, on the thread that runs the verbs: so
 //! that verbs fall into every stage of a commit, and the same calls do the same.
 //!
-//! Where a verb would wait for such a commit, it does what it waits for itself.
+//! A verb that would wait for a stage of such a commit brings the commit to that stage itself.
 
 use super::super::engine::Engine;
 use super::super::{Inner, Store};
@@ -10,7 +10,7 @@ use crate::config::CommitInfo;
 use crate::error::{Error, Result, bail};
 use parking_lot::MutexGuard;
 
-/// How far a commit by hand is.
+/// Stage of a commit by hand.
 #[derive(Default)]
 pub(super) enum ByHand {
     /// There is none, or its outcome was told.
@@ -88,7 +88,7 @@ impl Inner {
             Ok(None) => ByHand::None,
             Ok(Some(made)) => ByHand::Recorded(Ok(made)),
             Err(error) => {
-                // Who waits for the record goes on first, and gives up its class.
+                // Threads that wait for the record go on first, and give up their classes.
                 self.commit_gate.recorded();
                 ByHand::Recorded(Err(error))
             }

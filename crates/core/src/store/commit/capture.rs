@@ -3,10 +3,10 @@
 //! They stay in the cache and are written a portion at a time, while verbs go on. A verb that is
 //! about to change one of them writes it first, to the log's buffers: that is its copy. One that
 //! leaves the cache is written then. So until all captured rows of a class are written, its log
-//! holds nothing newer than the commit: what was changed after it waits in the cache and in the
-//! flush buffer, and who needs that buffer writes what is left of the captured rows. Then the
-//! epoch of the class is closed: its pages are given to the device, its deltas to the journal, and
-//! what comes later belongs to the next commit; its deltas wait in memory until this commit is
+//! holds nothing newer than the commit: rows that were changed after it wait in the cache and in
+//! the flush buffer, and a thread that needs that buffer writes the remaining captured rows. Then
+//! the epoch of the class is closed: its pages are given to the device, its deltas to the journal,
+//! and later rows belong to the next commit; their deltas wait in memory until this commit is
 //! recorded.
 
 use super::super::Inner;
@@ -27,7 +27,7 @@ use std::time::Duration;
 const CLEANED_PER_REFUSED_ROW: u64 = 4;
 /// Rows that are written at once while verbs wait for the class lock, at most.
 const PORTION_ROWS: usize = 256;
-/// How long the commit's thread waits for a class before it looks whether a verb has closed it.
+/// Time for which the commit's thread waits for a class before it checks whether a verb closed it.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// Rows that are sorted at once: as many as take one part in so many of the budget, and at least.
 const SORT_PART: usize = 64;
@@ -132,7 +132,7 @@ impl Inner {
             moves = Some(portions.moves);
             portions.next(&tier.cache, most)
         });
-        // Never waits for a class that is closed: who holds it may wait for the record.
+        // Never waits for a class that is closed: its holder may wait for the record.
         let mut log = loop {
             if class.phase() != ClassPhase::Captured {
                 return Ok(true); // a verb has done the rest
@@ -144,14 +144,14 @@ impl Inner {
         if class.phase() != ClassPhase::Captured {
             return Ok(true);
         }
-        // What a verb could not write of this commit is lost to it.
+        // Rows of this commit that a verb failed to write are lost to it.
         self.check_unpoisoned()?;
         let count = rows.map_or(0, <[_]>::len) as u64;
         let room = self.make_room_to_write(engine, class, &mut **log, count);
         self.poison_on_error(room)?;
         // Without the class none of them moves.
         if moves.is_some_and(|moves| moves != class.cache().moves()) {
-            // What is left is looked up anew.
+            // The remaining rows are looked up anew.
             *portions = None;
             return Ok(false);
         }
@@ -161,7 +161,7 @@ impl Inner {
         });
         // Before others see what of it the index names.
         self.poison_on_error(written)?;
-        // Who waits for it comes next, and not this thread again.
+        // A thread that waits for the class comes next, and not this thread again.
         MutexGuard::unlock_fair(log);
         Ok(rows.is_none())
     }

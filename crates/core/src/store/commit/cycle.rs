@@ -131,7 +131,7 @@ impl Inner {
     ) -> Result<()> {
         self.medium.check_lock()?;
         history.held_state_bytes = 0;
-        // Where nobody can tell who holds what, all stay.
+        // If the holds cannot be read, all states stay.
         let held = self.held_before(oldest_kept).ok();
         let is_held = |sequence| {
             held.as_ref().is_none_or(|held| held.iter().any(|one| one.sequence == sequence))
@@ -214,8 +214,8 @@ impl Inner {
         }
     }
 
-    /// Whether a journal file may begin with the commit that is being captured. Where that turns
-    /// out wrong the file begins with the next one.
+    /// Whether a journal file may begin with the commit that is being captured. If one is due
+    /// although this is false, the file begins with the next commit.
     pub(super) fn cycle_may_be_due(
         &self,
         engine: &Engine,
@@ -319,7 +319,7 @@ impl Inner {
     }
 }
 
-/// What a journal file begins with, of a commit whose fillings were wanted.
+/// The records that a journal file begins with, for a commit whose fillings were wanted.
 fn catalog(engine: &Engine, made: &InFlightCommit) -> Vec<(RecordKind, Vec<u8>)> {
     let classes = engine.classes.iter().map(|class| {
         let fillings = made.fillings.iter().find(|(id, _)| *id == class.record.id);

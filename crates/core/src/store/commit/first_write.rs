@@ -117,7 +117,7 @@ impl Inner {
             Some(place) => self.go_on_from(&mut history, place, head)?,
             None => self.begin_journal(&mut history, head)?,
         }
-        // Pairs with the acquire above: who sees it finds the journal open.
+        // Pairs with the acquire above: a thread that sees it finds the journal open.
         self.writing.store(true, Ordering::Release);
         Ok(())
     }
@@ -144,7 +144,7 @@ impl Inner {
         // The last first and one by one, or a power cut could bring one back without those before.
         for number in later {
             let name = name_of(number);
-            // Who has it open sees that its records are gone.
+            // A reader that has it open sees that its records are gone.
             medium.open(&name, OpenMode::ReadWrite)?.set_len(0)?;
             medium.remove(&name)?;
             medium.sync_dir()?;

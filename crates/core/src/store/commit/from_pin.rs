@@ -20,8 +20,8 @@ impl Inner {
     pub(super) fn go_on_from_pin(&self, history: &mut History, head: Head) -> Result<()> {
         let (medium, last) = (&*self.medium, head.sequence);
         // First, or the journal would end before the commit that the head names. Until the new file
-        // has its commit a crash leaves those of the files before. Which of them are whole is what
-        // the head said: the ones between the pinned commit and them are not.
+        // has its commit, a crash leaves the commits of the files before. The head says which of
+        // those are whole: the ones between the pinned commit and them are not.
         let before = Head::read(medium, self.seed)?;
         let oldest = match before.tells {
             Tells::All => before.oldest.max(head.oldest),
@@ -52,7 +52,7 @@ impl Inner {
         let place = (number, journal.position());
         for older in numbers(medium)?.into_iter().rev().filter(|older| *older < number) {
             let name = name_of(older);
-            // Who has it open sees that its records are gone.
+            // A reader that has it open sees that its records are gone.
             medium.open(&name, OpenMode::ReadWrite)?.set_len(0)?;
             medium.remove(&name)?;
         }

@@ -1,7 +1,7 @@
-//! What readers keep beyond the commits that are kept, and its bound.
+//! The commits that readers hold beyond the kept ones, and the bound of their bytes.
 //!
 //! A hold keeps the copies that its commit has, its state and the journal that leads there. Without
-//! a bound one reader that is forgotten fills the disk.
+//! a bound, one forgotten reader fills the disk.
 
 use super::super::Inner;
 use super::super::engine::Engine;
@@ -17,7 +17,7 @@ const SHARE_OF_BOUND: u64 = 4;
 
 impl Inner {
     /// The oldest commit of which something must stay: the oldest that is kept, or that a reader
-    /// holds. All that there is stays where nobody can tell who holds what.
+    /// holds. If the holds cannot be read, everything stays.
     pub(super) fn oldest_needed(&self, oldest_kept: u64) -> u64 {
         let oldest = |held: Vec<Held>| held.first().map_or(oldest_kept, |held| held.sequence);
         self.held_before(oldest_kept).map_or(0, oldest)
@@ -25,7 +25,7 @@ impl Inner {
 
     /// Takes away the oldest holds where they keep more bytes on disk than readers may; their
     /// readers get `CommitGone` when they need what is dropped. Returns the oldest commit of which
-    /// something must stay. The caller holds no class: who holds one may wait for a commit.
+    /// something must stay. The caller holds no class: the holder of one may wait for a commit.
     pub(super) fn take_holds_beyond_bound(&self, engine: &Engine, oldest_kept: u64) -> Result<u64> {
         let held = self.held_before(oldest_kept)?;
         let oldest = held.first().map_or(oldest_kept, |held| held.sequence);
@@ -55,7 +55,7 @@ impl Inner {
     pub(super) fn held_before(&self, oldest_kept: u64) -> Result<Vec<Held>> {
         let mut held = holds::living(&*self.medium)?;
         // Commit 0 is a store without commits: its readers need nothing.
-        // Of a pinned commit everything stays, whoever reads it.
+        // A pinned commit stays whole, with or without readers.
         let pins = self.pins.lock();
         let is_beside = |of: u64| (1..oldest_kept).contains(&of) && !pins.has(of);
         held.retain(|held| is_beside(held.sequence));

@@ -1,4 +1,4 @@
-//! What a store knows of its commits and of the journal they are in.
+//! A store's knowledge of its commits and of the journal that contains them.
 
 use super::super::files::state::StateRef;
 use super::super::journal::{
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// States of commits to come for which room is left, at most.
 const STATES_AHEAD: usize = 3;
-/// What the superblock, the head and the lock take.
+/// Disk space of the superblock, the head and the lock.
 const SMALL_FILES_BYTES: u64 = 3 * BLOCK_BYTES;
 
 /// A commit that is captured and not recorded yet.
@@ -35,8 +35,8 @@ pub(in crate::store) struct InFlightCommit {
     pub(super) partitions: Vec<(u16, u32)>,
     /// Whether a journal file may begin with it.
     pub(super) wants_fillings: bool,
-    /// Where the fillings of segments began, by class, if they are wanted. Their bytes count among
-    /// those of the indexes, because a journal file that holds the one holds the other.
+    /// Beginnings of the fillings of segments, by class, if they are wanted. Their bytes count
+    /// among those of the indexes, because a journal file that holds the one holds the other.
     pub(super) fillings: Vec<(u16, String)>,
     /// Batches and rows since the commit before, for the case that this one fails.
     pub(super) batches: u64,
@@ -67,7 +67,7 @@ impl KeptSums {
     }
 }
 
-/// Where a cycle goes on.
+/// The point where a cycle continues.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::store) struct CycleCursor {
     /// Class, as an index, and id of the table whose pieces are written next; tables before it,
@@ -93,7 +93,7 @@ pub(in crate::store) struct History {
     pub(in crate::store) pins_bytes: u64,
     /// (journal file, commit at which its cycle was complete), oldest first.
     pub(in crate::store) cycles: Vec<(u64, u64)>,
-    /// Where the cycle under way goes on; `None` when it is complete.
+    /// The point where the cycle under way continues; `None` when it is complete.
     pub(in crate::store) cursor: Option<CycleCursor>,
     /// Bytes of deltas and commit records since the cycle began; of deltas since the last commit.
     pub(in crate::store) cycle_bytes: u64,
@@ -103,7 +103,7 @@ pub(in crate::store) struct History {
     pub(in crate::store) epoch_pieces: u64,
     /// Bytes of all indexes, when they were last looked at.
     pub(in crate::store) index_bytes: u64,
-    /// What was refused as `Full`.
+    /// Requests that were refused as `Full`.
     pub(in crate::store) refused: Refused,
     /// True when the journal had no room: the next commit that can begins another file.
     pub(in crate::store) journal_was_full: bool,
@@ -154,8 +154,8 @@ impl History {
         self.in_flight.as_ref().map_or(0, |commit| commit.info.state_bytes)
     }
 
-    /// How many states will lie on disk beside those that do, where `keep` commits are kept: the
-    /// oldest goes when the newest is durable. No more than [`STATES_AHEAD`] are looked ahead.
+    /// Number of states that will be added to those on disk, if `keep` commits are kept: the oldest
+    /// goes when the newest is durable. Looks at most [`STATES_AHEAD`] states ahead.
     pub(in crate::store) fn states_to_come(&self, keep: usize) -> u64 {
         let written = self.kept.len() + usize::from(self.in_flight.is_some());
         let least = usize::from(self.in_flight.is_none());

@@ -2,9 +2,9 @@
 //!
 //! The writer before had kept what they need: the copies of their rows, their states, the journal
 //! files that lead to them. This one recovers the index of each from the journal, which tells the
-//! files of rows that have its copies, and keeps those as it keeps what pinned commits need; so it
-//! goes on as the one before would have. Whatever a reader that has ended held is let go of with
-//! the next commit.
+//! files of rows that have its copies, and keeps those as it keeps the files of pinned commits; so
+//! it goes on as the one before would have. The next commit releases those whose readers have
+//! ended.
 
 use super::first_write::Beside;
 use crate::config::StoreOptions;
@@ -57,7 +57,7 @@ pub(in crate::store) fn keep_left_held(
     Ok(kept)
 }
 
-/// What a commit needs of the files of rows, by class.
+/// The parts of the files of rows that a commit needs, by class.
 fn parts_of(
     medium: &Arc<dyn Medium>,
     options: &StoreOptions,

@@ -86,7 +86,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 /// Longest meta of a commit.
 const META_BYTES_MAX: usize = 256 << 10;
 
-/// What is left to do of a captured commit.
+/// The remaining work of a captured commit.
 #[derive(Default)]
 pub(super) struct Work {
     /// Classes before this one are closed.
@@ -332,7 +332,7 @@ impl Inner {
             rows: self.rows_since_commit.swap(0, Ordering::Relaxed),
         });
         drop(history);
-        // What waits is no longer in a cache, where the capture looks.
+        // Parked rows are no longer in a cache, where the capture looks.
         self.flush_all_parked(engine)?;
         // Nothing fails from here on.
         for class in &engine.classes {
@@ -459,7 +459,7 @@ impl Inner {
             self.drop_old_files(history, oldest_kept, needed)?;
             self.begin_cycle_if_due(engine, history, &made)?;
         }
-        // All are closed. Not under the class locks: who holds one may wait for what comes next.
+        // All are closed. Not under the class locks: the holder of one may wait for the record.
         for class in &engine.classes {
             class.phase.store(ClassPhase::None as u8, Ordering::Release);
         }
@@ -490,8 +490,8 @@ impl Inner {
         let _ = self.release_unpinned(engine);
         let _ = self.release_left_held(engine);
         self.give_back_room(engine)?;
-        // What fails here has poisoned the store, which the next change tells: whoever committed
-        // is told of the commit.
+        // An error here has poisoned the store, which the next change reports; the caller is told
+        // of the commit, which is made.
         let _ = self.upkeep(engine);
         self.return_cache_room(engine);
         Ok(())
@@ -537,8 +537,8 @@ impl Inner {
                 reserved?;
             }
         }
-        // What changes have left free is for commits: one that needs little more is never refused,
-        // and one that needs much more leaves the room that keeps a store from staying full.
+        // Changes leave room for commits: one that needs little more is never refused, and one that
+        // needs much more leaves the room that keeps a store from staying full.
         let mut history = self.history.lock();
         let more = state_bytes.saturating_sub(history.largest_state_bytes())
             + record_bytes.saturating_sub(history.last_record_bytes());
@@ -588,7 +588,7 @@ impl Drop for CommitOver<'_> {
     fn drop(&mut self) {
         let inner = self.inner;
         if !self.made {
-            // Who waits for the record goes on first, and gives up its class.
+            // Threads that wait for the record go on first, and give up their classes.
             inner.commit_gate.recorded();
             let engine = inner.engine.read_recursive();
             for class in &engine.classes {

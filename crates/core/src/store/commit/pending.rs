@@ -1,4 +1,4 @@
-//! Who waits for a commit that is under way, and the handle of one that runs by itself.
+//! Waiting for a commit that is under way, and the handle of one that runs in the background.
 
 use super::super::Store;
 use super::Work;
@@ -8,7 +8,7 @@ use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How far the commit is that is under way.
+/// Stage of the commit that is under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
     /// No commit is under way.
@@ -20,12 +20,12 @@ enum Phase {
     Recorded,
 }
 
-/// Lets those through who wait for the commit that is under way, when it is far enough.
+/// Lets the threads that wait for the commit under way through, when it is far enough.
 #[derive(Debug, Default)]
 pub(in crate::store) struct CommitGate {
     phase: Mutex<Phase>,
     changed: Condvar,
-    /// How many have begun to wait for a record.
+    /// Number of threads that have begun to wait for a record, since the store was opened.
     #[cfg(test)]
     pub(in crate::store) waiters: std::sync::atomic::AtomicU64,
     /// The commit that is completed by hand, if it is.
@@ -98,7 +98,7 @@ impl PendingCommit {
                     pin.as_ref().map_or(Ok(()), |name| store.inner.pin_made(&info, name))?;
                     Ok(info)
                 });
-                // Who hears of it may open the store again.
+                // First, because a caller that learns the outcome may open the store again.
                 drop(store);
                 on_panic.tell(made.map_err(|error| (error.kind(), error.message().to_owned())));
             }

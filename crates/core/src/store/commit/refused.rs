@@ -1,14 +1,14 @@
-//! Who was refused room as `Full`, and how much each lacks: what the next commits clean for.
+//! Requests for room that were refused as `Full`: the next commits clean for what each lacks.
 //!
-//! A refusal is remembered until who was refused is given what it asks for. That others are served
-//! meanwhile says nothing of it: what they need may be there, and what it needs may not.
+//! A refusal is remembered until the same asker is given what it asks for. Requests of others that
+//! succeed meanwhile prove nothing: the room that they need may be there when its own is not.
 
 use std::collections::BTreeMap;
 
-/// Commits after which a refusal is forgotten when who was refused has not asked again.
+/// Commits after which a refusal is forgotten if its asker has not asked again.
 const COMMITS_MAX: u32 = 16;
 
-/// Who asks for room.
+/// An asker for room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::store) enum Asker {
     /// A class, in its file.
@@ -28,7 +28,7 @@ struct Lack {
     commits: u32,
 }
 
-/// What was refused.
+/// The requests that were refused.
 #[derive(Debug, Default)]
 pub(in crate::store) struct Refused {
     /// Rows of the largest batch that was refused since the last commit.

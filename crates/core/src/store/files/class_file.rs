@@ -1,5 +1,5 @@
-//! The files of a row class: their names, and whether they are of this store. What is in them
-//! belongs to the layout.
+//! The files of a row class: their names, and whether they are of this store. Their content belongs
+//! to the layout.
 
 use crate::error::{Result, bail};
 use crate::io::{File, Medium, OpenMode};
@@ -8,11 +8,11 @@ use crate::store::has_file;
 use std::sync::Arc;
 
 const PREFIX: &str = "rows-";
-/// What names of partitions begin with: a class and a number follow.
+/// Prefix of the names of partitions: a class and a number follow.
 pub(in crate::store) const PARTITION_PREFIX: &str = "part-";
-/// What the name of a class's room for merges ends with.
+/// Suffix of the name of a class's room for merges.
 const ROOM_SUFFIX: &str = "-room";
-/// Of the file in which a freeze puts rows in order.
+/// Suffix of the name of the file in which a freeze puts rows in order.
 const FREEZE_SUFFIX: &str = "-freeze";
 
 /// The file of a class's pages.

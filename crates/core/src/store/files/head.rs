@@ -18,14 +18,14 @@ pub(in crate::store) const BYTES: u64 = 48;
 const BYTES_WITHOUT_OLDEST: u64 = 16;
 /// A term has so many sequences for the pages of a class: at 512 bytes a page, 2 TiB.
 const TERM_SHIFT: u32 = 32;
-/// What a counter can be ends there.
+/// Largest term: sequences of its pages stay within the range of counters.
 const TERM_MAX: u64 = (1 << 24) - 2;
 
-/// How often a head that tells nothing is read, and the time in between: that of one write.
+/// Reads of a head that tells nothing, at most, and the pause between them: that of one write.
 const TRIES_MAX: usize = 3;
 const WRITING: Duration = Duration::from_millis(1);
 
-/// How much the head tells.
+/// The numbers of a head that are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::store) enum Tells {
     /// Both numbers, of one moment.
@@ -37,7 +37,7 @@ pub(in crate::store) enum Tells {
     Nothing,
 }
 
-/// What a head says.
+/// Content of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::store) struct Head {
     /// The number of a commit that was durable; 0 when there is none, or it cannot be told.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const PREFIX: &str = "hold-";
-/// How often a writer may take a hold that is being made for a dead reader's.
+/// Number of tries: a writer may mistake a hold that is being made for that of a dead reader.
 const TRIES_MAX: usize = 100;
 
 /// A reader's claim on a commit.
@@ -99,7 +99,7 @@ fn is_alive(medium: &dyn Medium, held: &Held) -> Result<bool> {
             Ok(false)
         }
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        // What may not be looked at cannot be told from one that is held.
+        // A hold that this process may not look at counts as that of a living reader.
         Err(error) if error.is_refusal() => Ok(true),
         Err(error) => Err(error),
     }
@@ -125,8 +125,8 @@ pub(in crate::store) fn outside(medium: &dyn Medium, pins: &Pins) -> Result<Vec<
     Ok(held)
 }
 
-/// Takes the holds of all commits after one away. The journal behind it was cut before: who takes
-/// such a hold later finds its commit's record gone.
+/// Takes the holds of all commits after one away. The journal behind it was cut before: a reader
+/// that takes such a hold later finds its commit's record gone.
 pub(in crate::store) fn take_later_away(medium: &dyn Medium, last: u64) -> Result<()> {
     let held = living(medium)?;
     held.iter().filter(|held| held.sequence > last).try_for_each(|held| take_away(medium, held))

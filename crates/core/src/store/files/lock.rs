@@ -1,9 +1,9 @@
 //! The writer lock: one handle at a time changes a store.
 //!
 //! A lock on the file `lock`, which ends with its process however that ends, and which no forked
-//! child keeps (`io/lock.rs`). The file names the holder, for the error of the next one; what it
-//! says may be out of date, the lock is not. Whoever removes the file lets another writer in, which
-//! the one before notices before it changes anything more (`io/guarded.rs`).
+//! child keeps (`io/lock.rs`). The file names the holder, for the error of the next one; its text
+//! may be out of date, the lock is not. Removing the file lets another writer in, which the one
+//! before notices before it changes anything more (`io/guarded.rs`).
 
 use super::state;
 use crate::error::{Error, ErrorKind, Result, bail};
@@ -14,9 +14,9 @@ use std::sync::Arc;
 pub(in crate::store) const NAME: &str = "lock";
 /// A lock file on its way to its place.
 const OWN_NAME: &str = "own-lock";
-/// What the file says at most of its holder.
+/// Largest part of the file that is read for the name of its holder.
 const HOLDER_BYTES_MAX: u64 = 4096;
-/// How often the file may be removed or replaced while it is being locked.
+/// Number of times that the file may be removed or replaced while it is being locked.
 const TRIES_MAX: usize = 100;
 
 /// The right to write to a store, until it is dropped.
@@ -76,7 +76,7 @@ impl WriterLock {
     }
 }
 
-/// Puts a new lock file in the place of one that has further names. Whoever asks first has it.
+/// Replaces a lock file that has further names by a new one, which goes to the first to lock it.
 fn make_own(medium: &dyn Medium) -> Result<()> {
     match medium.remove(OWN_NAME) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),

@@ -1,4 +1,4 @@
-//! Small files of a store, and who may use them: superblock, head, lock, holds, states,
+//! Small files of a store, and the rights to use it: superblock, head, lock, holds, states,
 //! the pairing with a cold directory, names of the files of rows.
 
 pub(in crate::store) mod class_file;

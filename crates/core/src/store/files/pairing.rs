@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub(in crate::store) const NAME: &str = "cold";
 /// The file of a cold directory: which store it is of.
 pub(in crate::store) const MARKER: &str = "embedrock-cold";
-/// What a file is called until it is whole.
+/// Suffix of a file's name until it is whole.
 const NEW: &str = ".new";
 const MAGIC: [u8; 8] = *b"ERCOLDIR";
 const VERSION: u32 = 1;
@@ -23,14 +23,14 @@ const SUM_BYTES: usize = 8;
 /// Far above what a path takes.
 const BYTES_MAX: u64 = 64 << 10;
 
-/// What ties a store and a cold directory together.
+/// The tie between a store and a cold directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::store) struct Pairing {
     /// The store, by its superblock.
     pub(in crate::store) store: u128,
     /// Tells this cold directory from others that the store has had.
     pub(in crate::store) id: u128,
-    /// Where the other one of the two was last.
+    /// The last known path of the other one of the two.
     pub(in crate::store) path: String,
 }
 
@@ -135,7 +135,7 @@ mod tests {
             let survivor = medium.reboot(seed);
             let found = Pairing::read(&survivor, NAME).unwrap().unwrap();
             assert!(found == moved || !done && found == pairing(), "seed {seed}: {found:?}");
-            // What was cut off is in nobody's way.
+            // A file that was cut off does not hinder the next write.
             moved.write(&survivor, NAME).unwrap();
             assert_eq!(Pairing::read(&survivor, NAME).unwrap(), Some(moved));
         }

@@ -42,7 +42,7 @@ pub(in crate::store) struct Pinned {
     pub(in crate::store) names: Vec<Named>,
     /// The end of its record in its file.
     pub(in crate::store) end: u64,
-    /// What it needs of the files of rows, by class.
+    /// The parts of the files of rows that it needs, by class.
     pub(in crate::store) classes: Vec<Parts>,
 }
 

@@ -1,5 +1,5 @@
-//! What lies at a path, and where a store may be made: in a folder of its own, below one that is
-//! there.
+//! The files at a path, and whether a store may be made there: in a folder of its own, below one
+//! that exists.
 //!
 //! A mistyped path would otherwise become folders, and a store among the files of something else.
 
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// Lies in the directory of a copy until it is whole.
 pub(in crate::store) const UNFINISHED: &str = "unfinished-copy";
-/// What a store that was never finished leaves, and what a file system puts into its root.
+/// Files that an unfinished store leaves, and one that a file system puts into its root.
 const HARMLESS: [&str; 3] = [lock::NAME, superblock::NEW_NAME, "lost+found"];
 
 /// Refuses a place where no store is to be made: a file, a folder with other files than those of a

@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::Xxh3;
 pub(in crate::store) const STATE_BYTES_KEPT_FREE: u64 = 64 << 10;
 /// Bytes of a state that are copied at a time.
 const COPIED_AT_ONCE: u64 = 1 << 20;
-/// What names of state files begin with.
+/// Prefix of the names of state files.
 pub(in crate::store) const PREFIX: &str = "state-";
 
 /// The name of a commit's state file.
@@ -26,7 +26,7 @@ pub(in crate::store) fn sequence_of(name: &str) -> Option<u64> {
     (name_of(sequence) == name).then_some(sequence)
 }
 
-/// What a commit record says of its state file.
+/// The description of a state file in a commit record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StateRef {
     /// File name.
@@ -46,7 +46,7 @@ impl StateRef {
 
 /// A state file that is not synced yet, nor its name.
 pub(crate) struct Written {
-    /// What the commit record will say of it.
+    /// Its description for the commit record.
     pub(crate) state: StateRef,
     /// The file.
     pub(crate) file: Arc<dyn File>,

@@ -34,14 +34,14 @@ pub(in crate::store) fn is_in(directory: &Path) -> Result<bool> {
     }
 }
 
-/// What a store is.
+/// The identity of a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Superblock {
     /// Tells this store's bytes from any other's.
     pub(crate) uuid: u128,
     /// Seed of initial rows.
     pub(crate) seed: u64,
-    /// Which version created it.
+    /// The version that created it.
     pub(crate) created_by: String,
 }
 

@@ -1,5 +1,5 @@
-//! What commits and new tables take of the journal at most, beside the changes of rows: that much
-//! is reserved before they begin.
+//! Upper bounds of the journal bytes of commits and new tables, beside the changes of rows: that
+//! much is reserved before they begin.
 
 /// For a commit beside the rows and its meta: its record, counters, one piece.
 pub(crate) const JOURNAL_BYTES_PER_COMMIT: u64 = 192 << 10;

@@ -25,7 +25,7 @@ pub(crate) const VERSION_OF_PINS: u32 = 3;
 /// Of stores with tables that were dropped, renamed or grown. Builds before that would not see it.
 pub(crate) const VERSION_OF_CHANGES: u32 = 4;
 const VERSION: u32 = VERSION_OF_CHANGES;
-/// Where a header has the version.
+/// Offset of the version in a header.
 const VERSION_AT: u64 = 8;
 /// Bytes before the first record.
 pub(crate) const HEADER_BYTES: u64 = 40;
@@ -36,7 +36,7 @@ const READ_BYTES: usize = 1 << 20;
 /// Room is reserved in steps of this many bytes.
 pub(super) const ALLOCATE_BYTES: u64 = 256 << 10;
 
-/// What a record is.
+/// Kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum RecordKind {
@@ -66,7 +66,7 @@ impl RecordKind {
 
 /// In the number of a file that holds one pinned commit; the others are the commit's number.
 const PIN_BIT: u64 = 1 << 63;
-/// What the name of such a file begins with.
+/// Prefix of the name of such a file.
 pub(crate) const PIN_PREFIX: &str = "pin-";
 
 /// The name of a journal file, or of the file of a pinned commit.
@@ -245,7 +245,7 @@ impl JournalFile {
         Ok(())
     }
 
-    /// Which builds read it.
+    /// Version of its format, which older builds refuse.
     pub(crate) fn version(&self) -> u32 {
         self.version
     }
@@ -315,12 +315,12 @@ impl JournalFile {
         Ok(())
     }
 
-    /// What a new file takes that has room for `bytes` of records.
+    /// Bytes of a new file with room for `bytes` of records.
     pub(crate) fn bytes_for(bytes: u64) -> u64 {
         (HEADER_BYTES + bytes).next_multiple_of(ALLOCATE_BYTES)
     }
 
-    /// What a record takes whose payload is so long.
+    /// Bytes of a record with a payload of this length.
     pub(crate) fn record_bytes(payload: usize) -> u64 {
         (RECORD_HEADER_BYTES + payload.next_multiple_of(8)) as u64
     }
@@ -380,7 +380,7 @@ pub(crate) struct JournalReader {
     /// Bytes read ahead, beginning at `ahead_at`.
     ahead: Vec<u8>,
     ahead_at: u64,
-    /// Where the payload of the record that was read last lies in `ahead`.
+    /// Range in `ahead` of the payload of the record that was read last.
     payload: Range<usize>,
     /// Checksum of that record.
     checksum: u64,
@@ -604,7 +604,7 @@ mod tests {
         }
         assert_eq!(reader.next().unwrap(), None);
         assert_eq!(reader.next().unwrap(), None);
-        // What lacks records is no such file.
+        // A file that has lost records is an error.
         let mut reader = JournalReader::open(&medium, 7, 1).unwrap().unwrap();
         reader.next().unwrap();
         medium.open(&name_of(1), OpenMode::ReadWrite).unwrap().set_len(0).unwrap();

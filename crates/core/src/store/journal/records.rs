@@ -12,15 +12,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ClassRecord {
     pub(crate) id: u16,
-    /// How its rows are stored. Records of logs do not have it.
+    /// Layout of its rows on storage. Records of logs do not have it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(crate) storage: StorageKind,
     pub(crate) row_bytes: usize,
     pub(crate) page_bytes: usize,
     pub(crate) segment_bytes: u64,
-    /// What the device was measured to do when the class was created.
+    /// The measurement of the device when the class was created.
     pub(crate) curve: Option<DeviceCurve>,
-    /// Where the fillings of its segments began before this file did; empty where none had.
+    /// Beginnings of the fillings of its segments before this file; empty if there were none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) fillings: String,
 }
@@ -31,14 +31,14 @@ impl ClassRecord {
         self.row_bytes == row_bytes && self.storage == storage
     }
 
-    /// Bytes of its rows in the cache. Where no row is ever there, wide ones cost no more than
+    /// Bytes of its rows in the cache. For a class without cached rows, wide ones cost no more than
     /// others.
     pub(crate) fn cached_row_bytes(&self) -> usize {
         const DIRECT_MOST: usize = 512;
         if self.storage.is_direct() { self.row_bytes.min(DIRECT_MOST) } else { self.row_bytes }
     }
 
-    /// What a layout is told of the class, in a store with this seed of checksums.
+    /// The facts about the class for its layout, in a store with this seed of checksums.
     pub(crate) fn facts(&self, seed: u64, merging: Merging) -> ClassFacts {
         let Self { id, storage, row_bytes, page_bytes, segment_bytes, .. } = *self;
         ClassFacts { class: id, kind: storage, row_bytes, page_bytes, segment_bytes, seed, merging }
@@ -64,7 +64,7 @@ pub(crate) struct TableRecord {
     pub(crate) dropped: bool,
 }
 
-/// What became of a table since its record.
+/// A change of a table since its record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TableChange {
     pub(crate) id: u16,
@@ -115,7 +115,7 @@ impl TableRecord {
         }
     }
 
-    /// What a layout is told of the table.
+    /// The facts about the table for its layout.
     pub(crate) fn facts(&self) -> TableFacts<'_> {
         let Self { id, ref spec, partitions, packed, born, .. } = *self;
         TableFacts {
@@ -195,7 +195,7 @@ impl CommitRecord {
 /// Bytes before the content of a piece.
 const PIECE_HEADER_BYTES: usize = 8;
 
-/// What a piece record begins with.
+/// The first bytes of a piece record.
 pub(crate) fn piece_header(table: u16, piece: u32) -> [u8; PIECE_HEADER_BYTES] {
     let mut header = [0; PIECE_HEADER_BYTES];
     header[..2].copy_from_slice(&table.to_le_bytes());

@@ -1,10 +1,10 @@
-//! What a record claims is checked here before anything is built on it.
+//! Checks of the claims of a record, before anything is built on them.
 //!
 //! A checksum proves that a record came from disk as it was written, not that it makes sense: a
 //! fault of memory, or another program, writes nonsense with a valid checksum. So sizes are within
-//! their bounds, ids are positions, names are distinct, counters leave room to count on. Whatever
-//! passes can be allocated and computed with; whatever does not is `Corrupt`, or `Unsupported`
-//! when it has a name that only a newer version knows.
+//! their bounds, ids are positions, names are distinct, counters leave room to count on. A record
+//! that passes can be allocated and computed with; any other is `Corrupt`, or `Unsupported` when it
+//! has a name that only a newer version knows.
 
 use super::{
     ChangeOf, ClassCounters, ClassRecord, CommitRecord, RecordKind, TableChange, TableRecord,

@@ -1,7 +1,7 @@
-//! What a store's memory is asked for, and how it is spent: the demands of row classes that a plan
-//! divides the budget by, and the bytes that count against it, now and to come.
+//! Demands for a store's memory, and its use: the demands of row classes by which a plan divides
+//! the budget, and the bytes that count against it, now and to come.
 //!
-//! Who has a class in hand asks for all others without waiting for them
+//! A thread with a class in hand asks for the bytes of all others without waiting for them
 //! ([`memory_with`](Engine::memory_with)): one class lock at a time.
 
 use super::budget::{self, ClassDemand, RowsToCome, bytes_of, rows_bytes};
@@ -12,7 +12,7 @@ use crate::store::engine::{Class, Engine, Table};
 use std::sync::atomic::Ordering;
 
 impl Engine {
-    /// What a plan must know of every class.
+    /// The demand of every class, for a plan.
     pub(in crate::store) fn demands(&self) -> Vec<ClassDemand> {
         let demand = |(i, class): (usize, &Class)| {
             let tables = || self.tables.iter().filter(move |t| t.class == i);
@@ -55,9 +55,9 @@ impl Engine {
         of_tables.collect()
     }
 
-    /// What was asked for, and the budget: the same bytes, or what works where a percentage does
-    /// not. The fixed part of buffers is more than a tenth of a small table, and nobody who asks
-    /// for a share of it knows that.
+    /// The bytes that were asked for, and the budget, which is more if a percentage is too little
+    /// to work: buffers have a fixed part, more than a tenth of a small table, that a user who asks
+    /// for a percentage cannot know.
     pub(in crate::store) fn budget(&self, options: &StoreOptions) -> Result<(u64, u64)> {
         let asked = bytes_of(options.memory, &self.rows_to_come())?;
         let demands = self.demands();
@@ -111,7 +111,7 @@ impl Engine {
         self.classes.iter().map(of_class).sum()
     }
 
-    /// How the budget is divided, part by part.
+    /// The division of the budget, part by part.
     pub(in crate::store) fn budget_parts(&self) -> BudgetParts {
         let used = self.memory();
         let rows = |class: &Class| {
@@ -121,9 +121,9 @@ impl Engine {
         BudgetParts::of(self.budget_bytes, &used, self.classes.iter().filter_map(rows).sum())
     }
 
-    /// Bytes of everything that counts against the budget, and of what indexes of other classes are
-    /// sure to grow by, for one who has a class in hand. Of a class that another thread has it is
-    /// told what was seen of it last.
+    /// Bytes of everything that counts against the budget, and those by which indexes of other
+    /// classes are sure to grow, for a caller with a class in hand. A class that another thread has
+    /// counts with the bytes last seen of it.
     pub(in crate::store) fn memory_with(&self, at: &Class, log: &dyn Storage) -> u64 {
         let mut bytes = self.window_bytes.load(Ordering::Relaxed);
         for (i, class) in self.classes.iter().enumerate() {
@@ -143,8 +143,8 @@ impl Engine {
         bytes
     }
 
-    /// Bytes by which the index of a class is sure to grow, for which verbs have made room. Where
-    /// rows make an index grow when they are written, whoever writes them makes it.
+    /// Bytes by which the index of a class is sure to grow, for which verbs have made room. None if
+    /// it grows only when rows are written: the caller that writes them makes that room.
     fn sure_growth(&self, class: usize, log: &dyn Storage) -> u64 {
         let of = &self.classes[class];
         match of.record.storage.has_bottom() || of.tier.is_none() {
@@ -195,7 +195,7 @@ impl Engine {
     }
 }
 
-/// How memory is spent.
+/// Use of memory, by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct MemoryUse {
     /// Row caches with their metadata.
@@ -222,13 +222,13 @@ impl MemoryUse {
     }
 }
 
-/// How the budget is divided: what each part takes, and what none does. The bytes sum up to it,
-/// where it is not exceeded.
+/// Division of the budget: the bytes of each part, and the rest. They sum up to the budget, unless
+/// it is exceeded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct BudgetParts {
     /// Rows that the caches have room for, state of optimizers included.
     pub rows_bytes: u64,
-    /// What the caches have beside rows: lines of sets, stamps and headers of rows.
+    /// Overhead of the caches beside rows: lines of sets, stamps and headers of rows.
     pub lines_bytes: u64,
     /// Indexes and segment counters.
     pub index_bytes: u64,
@@ -238,7 +238,7 @@ pub struct BudgetParts {
     pub staging_bytes: u64,
     /// The look-ahead window.
     pub window_bytes: u64,
-    /// What is left for indexes that grow, for the journal, and for what is not a whole set.
+    /// The rest, for indexes that grow, for the journal, and for what is not a whole set.
     pub rest_bytes: u64,
     /// The part of the budget that is rows; 0 before it is divided.
     pub rows_share: f64,

@@ -10,7 +10,7 @@ use crate::io::{Buffers, pow2_below};
 use crate::storage::{Demand, Share};
 use crate::store::journal::ClassRecord;
 
-/// What the plan must know of a row class.
+/// Facts about a row class that a plan needs.
 #[derive(Clone, Debug, Default)]
 pub(in crate::store) struct ClassDemand {
     pub(in crate::store) kind: StorageKind,
@@ -34,7 +34,7 @@ pub(in crate::store) struct ClassDemand {
 }
 
 impl ClassDemand {
-    /// What a class without rows needs.
+    /// The demand of a class without rows.
     pub(in crate::store) fn of(record: &ClassRecord, choices: &[usize]) -> Self {
         let curve = record.curve.as_ref();
         let depth = curve.map_or(READ_DEPTH_USUAL, |curve| curve.depth.clamp(1, READ_DEPTH_MAX));
@@ -65,13 +65,13 @@ impl ClassDemand {
     }
 }
 
-/// How a row class spends its part.
+/// Division of a row class's part of the budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::store) struct ClassPlan {
     pub(in crate::store) sets: usize,
     /// Whether rows of the cache have headers.
     pub(in crate::store) headers: bool,
-    /// What its storage takes.
+    /// The share of its storage.
     pub(in crate::store) storage: Share,
     /// Requests that a reader keeps in flight, what it reads into, and how many readers there are.
     pub(in crate::store) read_depth: usize,
@@ -215,7 +215,7 @@ pub(in crate::store) fn divide(budget: u64, demands: &[ClassDemand]) -> Result<V
     };
     let floors: u64 = demands.iter().map(|d| set_bytes(d, true)).sum();
     let mut cache = left_beside(&plans);
-    // Where proportional buffers do not fit, those that an index asks for, or else the smallest: a
+    // If proportional buffers do not fit, those that an index asks for, or else the smallest: a
     // budget that worked at one depth works at any.
     for smaller in [|d: &ClassDemand| ClassPlan::buffers(d, 0), ClassPlan::least] {
         if cache < floors + growth {
@@ -223,8 +223,8 @@ pub(in crate::store) fn divide(budget: u64, demands: &[ClassDemand]) -> Result<V
             cache = left_beside(&plans);
         }
     }
-    // A grown index leaves the cache at its fewest ways, so sets are no more than fit then.
-    // What a set costs beside its slots does not shrink.
+    // A grown index leaves the cache at its fewest ways, so sets are no more than fit then. The
+    // bytes of a set beside its slots do not shrink.
     let left_in_the_end = u128::from(cache - growth);
     let most = demands
         .iter()

@@ -1,5 +1,5 @@
-//! What memory is asked for and how it is spent, the division of the budget, and the pools of
-//! readers that it pays for.
+//! Demands for memory and its use, the division of the budget, and the pools of readers that it
+//! pays for.
 
 pub(in crate::store) mod accounts;
 pub(in crate::store) mod budget;

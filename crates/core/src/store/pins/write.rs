@@ -103,7 +103,7 @@ impl Inner {
     }
 
     /// Makes sure that the disk bound allows so many bytes more for a pinned commit, and counts
-    /// them. What verbs and commits have left for each other stays.
+    /// them. The room that verbs and commits leave for each other is not touched.
     fn take_for_pin(&self, growth: u64) -> Result<()> {
         if growth == 0 {
             return Ok(());

@@ -1,4 +1,4 @@
-//! What a journal holds: its commits, where cycles of pieces were complete, what is damaged.
+//! The content of a journal: its commits, the ends of its cycles of pieces, its damage.
 //!
 //! All files are read, several at once, and nothing is kept of deltas and pieces. A commit record
 //! is written only after all before it is durable, so one behind what cannot be read proves damage.
@@ -29,7 +29,7 @@ pub(super) struct Survey {
     pub(super) gap: Option<Error>,
 }
 
-/// Which of the commits are whole.
+/// The commits that are whole.
 pub(super) struct Whole {
     pub(super) oldest: u64,
     /// The journal file that a replay from there starts in; `None` when there is none.
@@ -48,7 +48,7 @@ impl Survey {
         classes.map(|class| class.sequence).max().unwrap_or(0)
     }
 
-    /// What there is, for the log.
+    /// Summary of the journal, for the log.
     pub(super) fn found(&self) -> Found {
         let (last, end, is_torn) = self.tail;
         let (files, bytes) = (self.files.len(), self.bytes);
@@ -61,8 +61,8 @@ impl Survey {
         base.map(|(file, _)| *file)
     }
 
-    /// Which commits have all their copies, states and journal files. The last record says which
-    /// were dropped for it, and the head what commits had dropped that were given up since.
+    /// The commits that have all their copies, states and journal files. The last record says which
+    /// were dropped for it, and the head which were dropped for commits that were given up since.
     pub(super) fn whole(&self, head: &Head) -> Whole {
         let newest = self.newest();
         let recorded = self.commits.last().map_or(0, |c| c.oldest_kept);
@@ -85,8 +85,8 @@ impl Survey {
         Whole { oldest, base: self.base(oldest) }
     }
 
-    /// Up to where the file of commit `target` is known to be on the disk. The head names a commit
-    /// only once its record was synced, and who appended the record had synced the commit before.
+    /// End of the part of commit `target`'s file that is known to be on the disk. The head names a
+    /// commit only once its record was synced, and its writer had synced the commit before.
     pub(super) fn synced_to(&self, head: &Head, target: u64) -> u64 {
         let place = |sequence: u64| {
             let found = self.commits.iter().find(|c| c.info.sequence == sequence);
@@ -162,7 +162,7 @@ struct Mark {
     checksum: u64,
 }
 
-/// What a journal file holds beside deltas and pieces.
+/// Content of a journal file beside deltas and pieces.
 struct Scan {
     /// In order.
     marks: Vec<Mark>,
@@ -236,10 +236,10 @@ fn scan_all(medium: &dyn Medium, seed: u64, numbers: &[u64]) -> Vec<Result<Scan>
 pub(super) fn survey(medium: &dyn Medium, seed: u64) -> Result<Survey> {
     let numbers = numbers(medium)?;
     let mut survey = Survey::default();
-    // What a commit must not follow, and whether one is known to.
+    // Damage that no commit may follow, and whether a commit is known to follow it.
     let (mut damaged, mut proven) = (None, false);
     let scans = scan_all(medium, seed, &numbers);
-    // What lies before a pinned commit that the store has gone back to is given up.
+    // Everything before a pinned commit that the store has gone back to is given up.
     let first = scans.iter().rposition(|scan| scan.as_ref().is_ok_and(Scan::has_gone_back));
     for (number, scan) in numbers.iter().copied().zip(scans).skip(first.unwrap_or(0)) {
         let mut scan = scan?;

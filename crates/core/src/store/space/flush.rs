@@ -168,7 +168,7 @@ impl Inner {
         // Some of what waits may be stored already, and would be stored again.
         self.check_unpoisoned()?;
         let result = (|| {
-            // What waits was changed after the commit that is under way was captured.
+            // Parked rows were changed after the commit that is under way was captured.
             self.medium.check_lock()?;
             if !planted::is(Bug::BufferBeforeCommit) {
                 self.finish_captured(engine, class, log)?;

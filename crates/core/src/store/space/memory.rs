@@ -3,10 +3,10 @@
 //! Three things take memory after a plan has divided it. A growing index takes it when new keys
 //! come, tombstones when keys are deleted: verbs ask before anything changes. The index of the
 //! newest rows of a storage that has a bottom takes it when rows are *written*, whoever does so: a
-//! verb that needs their place, a commit, a read whose rows drive out dirty ones. So whoever is
-//! about to write asks, with the class in hand ([`Inner::make_room_to_write`]). Merges give that
-//! memory back, and a way of a cache is taken where they cannot, or may not run now. What caches
-//! gave they get back when there is room again.
+//! verb that needs their place, a commit, a read whose rows drive out dirty ones. So a caller that
+//! is about to write asks, with the class in hand ([`Inner::make_room_to_write`]). Merges give that
+//! memory back, and a way of a cache is taken where they cannot, or may not run now. Caches get
+//! back what they gave when there is room again.
 
 use crate::activation::{Branch, note};
 use crate::cache::{Leaving, TakeWay};
@@ -33,8 +33,8 @@ enum Waiting {
 }
 
 impl Inner {
-    /// Makes sure that a batch that makes these rows dirty can be written within the budget. What
-    /// caches and merges cannot give is refused as `Budget`, before anything changed.
+    /// Makes sure that a batch that makes these rows dirty can be written within the budget. If
+    /// caches and merges cannot give enough, refuses it as `Budget`, before anything changed.
     pub(in crate::store) fn make_top_room(&self, engine: &Engine, keys: &[Keys<'_>]) -> Result<()> {
         for (at, class) in engine.classes.iter().enumerate() {
             // New keys of growing tables are asked for as such.
@@ -114,8 +114,8 @@ impl Inner {
         }
     }
 
-    /// What deleted keys leave in memory takes from the cache, as a growing index does. `Budget`
-    /// comes before anything changed.
+    /// Takes memory for the tombstones of these keys from the cache, as for a growing index.
+    /// `Budget` comes before anything changed.
     pub(in crate::store) fn make_delete_room(
         &self,
         engine: &Engine,
@@ -197,9 +197,9 @@ impl Inner {
     }
 
     /// Makes sure that `rows` rows of a class can be written within the budget, as far as merges
-    /// and caches can give what is missing. Whoever writes rows calls it before, with the class in
-    /// hand. Rows of the cache may change their slots, and some may be written; an error leaves
-    /// memory and disk apart.
+    /// and caches can give what is missing. A caller that writes rows calls it before, with the
+    /// class in hand. Rows of the cache may change their slots, and some may be written; an error
+    /// leaves memory and disk apart.
     pub(in crate::store) fn make_room_to_write(
         &self,
         engine: &Engine,
@@ -322,7 +322,7 @@ impl Inner {
         waiting: Waiting,
     ) -> Result<bool> {
         let cache = class.cache();
-        // Who makes room for a victim of its own finds a place for it afterwards.
+        // A caller that makes room for a victim of its own finds a place for it afterwards.
         let kept = if waiting == Waiting::Stays { 1 } else { 0 };
         if cache.giveable_bytes() == 0 {
             return Ok(false);
@@ -332,7 +332,7 @@ impl Inner {
             if waiting == Waiting::MayBeWritten && log.room() < sets as usize && log.parked() > 0 {
                 self.flush_now(engine, class, log)?;
             }
-            // Where nothing can wait rows are written, but for those that come after a commit.
+            // If no row can be parked, rows are written, except those that come after a commit.
             let (sets, leaving) = match (log.room().saturating_sub(kept), class.phase()) {
                 (0, ClassPhase::None) => (sets, Leaving::Any),
                 (0, _) => (1, Leaving::CleanOrCaptured),

@@ -1,6 +1,6 @@
-//! Who may take which room of the disk.
+//! Reservation of the room on disk.
 //!
-//! What always holds: once a verb was taken, there is room for
+//! Once a verb was taken, there is always room for
 //!
 //! * the rows that are not written yet, and the pages that a commit seals;
 //! * beside them, in each class that the verb changed, some room for cleaning to move rows to
@@ -200,7 +200,7 @@ impl Inner {
         growth: u64,
         take: impl FnMut(&mut History) -> Result<T>,
     ) -> Result<T> {
-        // Where a bound was lowered beneath what is in use, commits are what can get below it.
+        // If the bound was lowered beneath the bytes in use, commits are the way to get below it.
         self.fits(history, growth, 0)?;
         self.take(history, growth, 0, take)
     }
@@ -246,8 +246,8 @@ impl Inner {
         log.disk_bytes().saturating_add(grow)
     }
 
-    /// Looks how much the device has free. What cleaning waits for is estimated by that, so an
-    /// error of the look changes nothing, and the last one counts on.
+    /// Looks how much the device has free. Only an estimate of the room for cleaning depends on it,
+    /// so an error changes nothing, and the last figure stays.
     pub(in crate::store) fn look_at_device(&self) {
         if let Ok(bytes) = self.medium.free_bytes() {
             self.device_free_bytes.store(bytes, Ordering::Relaxed);
@@ -269,7 +269,7 @@ impl Inner {
     }
 
     /// Before the first change: nobody knows which free segments of a store that was opened have
-    /// room, so all count as taken. Where that is more than the bound allows some are given back.
+    /// room, so all count as taken. If that is more than the bound allows, some are given back.
     /// Threads that come meanwhile give back what is left of it; none goes on before.
     pub(in crate::store) fn settle_room(&self, engine: &Engine) -> Result<()> {
         let Some(most) = self.options.max_disk_bytes else { return Ok(()) };

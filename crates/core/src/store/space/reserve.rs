@@ -23,7 +23,7 @@ impl Inner {
         self.settle_room(engine)?;
         self.make_top_room(engine, keys)?;
         self.make_index_room(engine, keys)?;
-        // Once for all tables of a class: whoever holds the class lock may be waited for.
+        // Once for all tables of a class: taking the class lock may mean waiting for its holder.
         for (i, class) in engine.classes.iter().enumerate() {
             let rows = rows_of_class(keys, i);
             if rows == 0 {
@@ -98,7 +98,7 @@ impl Inner {
         drop(history);
         // Cleaning needs room to move rows to, or it could never make any.
         let spare = self.room_for_upkeep(log);
-        // What seals pages when the class is closed takes them from the next commit.
+        // Sealing the pages when the class is closed takes room for rows from the next commit.
         let sealed = match class.phase() {
             ClassPhase::Captured => log.rows_of_cut(),
             _ => 0,
@@ -154,8 +154,8 @@ impl Inner {
     }
 
     /// Runs something that may grow a class's file for `rows` more rows and `spare` bytes. It is
-    /// given how many bytes it may grow by. What it needs is charged before it runs, so that nobody
-    /// else takes that meanwhile; nothing, where there is less, or others would be refused for it.
+    /// told by how many bytes it may grow. Its need is charged before it runs, so that nobody else
+    /// takes that meanwhile; nothing, where there is less, or others would be refused for it.
     pub(in crate::store) fn charge_growth<R>(
         &self,
         log: &mut dyn Storage,

@@ -1,9 +1,9 @@
 //! When upkeep runs: steps of merges, and units of cleaning.
 //!
-//! Whoever is about to do a part of it asks here. With [`UpkeepScheduler::Off`] rows that are
-//! written pay for upkeep, and all that is paid for runs. The others put it off beside that, until
-//! the window covers its time, or until its share of the time is due. What is pressed is never put
-//! off. *Source*: RecDB's compaction scheduler (section 4.4, equation 2).
+//! Every part of it is asked for here. With [`UpkeepScheduler::Off`] rows that are written pay for
+//! upkeep, and all that is paid for runs. The others put it off beside that, until the window
+//! covers its time, or until its share of the time is due. Pressing upkeep is never put off.
+//! *Source*: RecDB's compaction scheduler (section 4.4, equation 2).
 
 use crate::config::UpkeepScheduler;
 use parking_lot::Mutex;
@@ -14,12 +14,12 @@ const SHARE: f64 = 0.2;
 /// Time that upkeep may catch up on after a rest, or rests for after it took long. A part that
 /// seems to take longer mostly had no core: its thread has what time others leave.
 const CATCH_UP_MAX: Duration = Duration::from_millis(50);
-/// What is left of the share at most, in seconds, and what it lacks at most.
+/// Bound of the share's balance, in seconds: the most that is left, and the most that it lacks.
 const LEFT_MAX_S: f64 = SHARE * CATCH_UP_MAX.as_millis() as f64 / 1e3;
 /// A measured time counts for one part of so many of the mean.
 const MEAN_OF: u32 = 8;
 
-/// What is asked for.
+/// A kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::store) enum Work {
     /// A step of a merge.
@@ -28,14 +28,14 @@ pub(in crate::store) enum Work {
     Cleaning = 1,
 }
 
-/// What became of requests since the store was opened.
+/// Outcome of requests since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::store) struct Counted {
     /// Steps of merges that were done.
     pub(in crate::store) steps: u64,
     /// Units of cleaning that were done.
     pub(in crate::store) cleaned: u64,
-    /// How often either was put off.
+    /// Number of times that either was put off.
     pub(in crate::store) put_off: u64,
 }
 
@@ -89,8 +89,8 @@ impl Scheduler {
         admits
     }
 
-    /// From here on every other request is admitted, as if its time had come: who replays a run
-    /// has not its times.
+    /// From here on every other request is admitted, as if its time had come: a replay of a run
+    /// does not have its times.
     #[cfg(any(test, feature = "testing"))]
     pub(in crate::store) fn by_turns(&self) {
         self.state.lock().turns = Some(0);
@@ -112,7 +112,7 @@ impl Scheduler {
         state.left_s = (state.left_s - took.as_secs_f64()).max(-LEFT_MAX_S);
     }
 
-    /// What became of requests since the store was opened.
+    /// Outcome of requests since the store was opened.
     pub(in crate::store) fn counted(&self) -> Counted {
         self.state.lock().counted
     }

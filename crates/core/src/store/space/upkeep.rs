@@ -2,7 +2,7 @@
 //! knows yet, and only its begin and its outcome need the class.
 //!
 //! Verbs that change rows do its steps when they are through, as many as their rows have paid for,
-//! and so does a commit that has released what only older ones had. Where a look-ahead window is in
+//! and so does a commit that has released what only older ones had. While a look-ahead window is in
 //! use they leave the steps to its reader, which has a core while others compute, unless the class
 //! is pressed. The reader may lose its core: it does nothing that takes the class for long, and has
 //! no engine while a step runs. A thread that finds another at the unit of a class goes on: the
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// How far the unit of upkeep of a class is.
+/// Stage of the unit of upkeep of a class.
 pub(in crate::store) enum UnitUnderWay {
     /// There is none.
     None,
@@ -83,7 +83,7 @@ impl Inner {
 
     /// Does one step of a unit, for the reader of the window: of the first class from `first` on,
     /// in turn, where one is due. Returns which; none where no step is due. Others may have the
-    /// engine alone while the step runs. What it fails with the next verb deals with.
+    /// engine alone while the step runs. The next verb deals with an error of the step.
     pub(in crate::store) fn step_in_background(&self, first: usize) -> Result<Option<usize>> {
         let engine = self.planned_engine()?;
         if !self.may_work() {
@@ -212,7 +212,7 @@ impl Inner {
         Ok(self.poison_on_error(done)? == Progress::GoesOn)
     }
 
-    /// Whether a step is due that this thread is to do. What rows have paid for it is taken.
+    /// Whether a step is due that this thread is to do. If so, takes what rows have paid for it.
     fn takes_step(&self, class: &Class, under_way: &UnitUnderWay, worker: Worker) -> bool {
         if !matches!(under_way, UnitUnderWay::Running(_)) {
             return false;
@@ -237,7 +237,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Whether this thread is to do the step that is due. What is pressed is the verbs' own: a
+    /// Whether this thread is to do the step that is due. Pressed steps are the verbs' own: a
     /// reader that loses its core in the middle of a step keeps the others from the next.
     fn may_step(&self, worker: Worker, log: &dyn Storage) -> bool {
         let is_pressed = log.is_unit_pressed(self.most_bytes(log));
@@ -257,7 +257,7 @@ impl Inner {
         self.scheduler.admits(work, Instant::now(), || self.window.time_ahead(), is_pressed)
     }
 
-    /// Begins a unit. What it may take of the disk is charged.
+    /// Begins a unit. The disk space that it may take is charged.
     fn begin_unit(
         &self,
         engine: &Engine,
@@ -307,8 +307,8 @@ impl Inner {
         Ok(Progress::GoesOn)
     }
 
-    /// Takes the whole outcome of a unit over, of a class without units of its own. Where there is
-    /// no room for the changes that it makes, it is abandoned.
+    /// Takes over the whole outcome of a unit, of a class without units of its own. If there is no
+    /// room for its changes, it is abandoned.
     pub(in crate::store) fn install_whole(
         &self,
         engine: &Engine,

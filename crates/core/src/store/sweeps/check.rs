@@ -12,7 +12,7 @@ use std::path::Path;
 
 /// Problems that are listed one by one; more are only counted.
 const PROBLEMS_MAX: usize = 100;
-/// How often a check begins again whose commit was dropped meanwhile.
+/// Number of tries of a check whose commits are dropped meanwhile.
 const TRIES_MAX: usize = 20;
 
 /// One thing that is wrong.
@@ -20,11 +20,11 @@ const TRIES_MAX: usize = 20;
 pub struct Problem {
     /// Step of the commit that it concerns.
     pub step: u64,
-    /// What and where.
+    /// The fault, and its place.
     pub message: String,
 }
 
-/// What a check found.
+/// Results of a check.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct CheckReport {
     /// Commits checked.
@@ -33,9 +33,9 @@ pub struct CheckReport {
     pub pages: u64,
     /// Rows whose place, table and key were compared with the index.
     pub rows: u64,
-    /// What is wrong, at most 100.
+    /// The problems found, at most 100.
     pub problems: Vec<Problem>,
-    /// How many things are wrong.
+    /// Number of problems found.
     pub problem_count: u64,
 }
 

@@ -27,7 +27,7 @@ use std::sync::Arc;
 /// Rows moved at once.
 const ROWS: usize = 16_384;
 
-/// What a copy did.
+/// Results of a copy.
 #[derive(Clone, Debug, Serialize)]
 pub struct CopyReport {
     /// The commit that was copied.
@@ -38,7 +38,7 @@ pub struct CopyReport {
     pub disk_bytes: u64,
 }
 
-/// What of a store is copied, and how.
+/// Content and form of a copy.
 #[derive(Clone, Debug)]
 pub struct CopyOptions {
     /// The commit of this step; the last one without.
@@ -47,11 +47,11 @@ pub struct CopyOptions {
     pub pin: Option<String>,
     /// The budget of each of the two stores.
     pub memory: Memory,
-    /// How the copy stores the rows of all tables; without it each is stored as it was.
+    /// Layout of the rows of all tables in the copy; without it each is stored as it was.
     pub storage: Option<StorageKind>,
-    /// Where the copy has its partitions; without it they lie in the copy itself.
+    /// Directory of the copy's partitions; without it they lie in the copy.
     pub cold_directory: Option<PathBuf>,
-    /// Where the copy has regions on persistent memory; without it they lie in the copy itself.
+    /// Directory of the copy's regions on persistent memory; without it they lie in the copy.
     pub pmem_directory: Option<PathBuf>,
     /// Rows for which each region has room: all ids, or as many as before, or twice the rows, if
     /// nobody says.
@@ -90,11 +90,11 @@ impl CopyOptions {
 /// Copies the last commit of the store at `path`, or that of `step`, to `destination`, which must
 /// not hold a store; one without a commit, as a copy that was cut off leaves it, is removed.
 /// `storage` is how the copy stores the rows of all tables; without it each is stored as it was.
-/// `cold_directory` is where the copy has its partitions; without it they lie in the copy itself.
-/// A table in an lsm that is not stored by id, for few of its `num_embeddings` have a row, is
-/// stored by id in a log. `memory` is the budget of each of the two. `progress(done, all)` counts
-/// rows and may end the copy by an error. What a copy that failed or was cut off leaves is no
-/// store: it is not opened.
+/// `cold_directory` is where the copy has its partitions; without it they lie in the copy itself. A
+/// table in an lsm that is not stored by id, for few of its `num_embeddings` have a row, is stored
+/// by id in a log. `memory` is the budget of each of the two. `progress(done, all)` counts rows and
+/// may end the copy by an error. A copy that failed or was cut off leaves no store: its files are
+/// not opened.
 ///
 /// *Errors*: `NotFound`, `Misuse` when the destination holds a store, or a table has more ids than
 /// one in a log can have; `Budget` where its index does not fit, `Corrupt`, `Full`, `Io`.

@@ -1,4 +1,4 @@
-//! The files of one commit, for whoever keeps them somewhere else, and a store made of them again.
+//! The files of one commit, for keeping them somewhere else, and a store made of them again.
 //!
 //! A reader's hold keeps what the commit needs while its files are read beside a writer. The
 //! journal is cut behind the commit's record and the head names that commit alone, so what came
@@ -30,13 +30,13 @@ const BLOCK_BYTES_MIN: u64 = 64 << 10;
 pub struct CommitFile {
     /// Its name in a store.
     pub name: String,
-    /// Where it is now.
+    /// Its present path.
     pub path: PathBuf,
     /// Its length.
     pub bytes: u64,
-    /// What the commit needs: rising ranges, each an offset and a length. All else reads as zeros.
+    /// The ranges that the commit needs, rising: offsets and lengths. All else reads as zeros.
     pub ranges: Vec<(u64, u64)>,
-    /// What must have room on disk, so that a writer may fill it.
+    /// Ranges that must have room on disk, so that a writer may fill them.
     pub room: Vec<(u64, u64)>,
 }
 
@@ -83,7 +83,7 @@ impl CommitFiles {
         &self.commit
     }
 
-    /// What tells the store from all others.
+    /// Identifies the store among all others.
     pub fn uuid(&self) -> u128 {
         self.store.inner.superblock.uuid
     }
@@ -171,7 +171,7 @@ impl CommitFiles {
         Ok(files)
     }
 
-    /// What the file `head` of a store says that has this commit alone.
+    /// Content of the file `head` of a store that has this commit alone.
     pub fn head(&self) -> Result<Vec<u8>> {
         let inner = &*self.store.inner;
         let term = Head::read(&*inner.medium, inner.seed)?.term;
@@ -179,7 +179,7 @@ impl CommitFiles {
         Ok(Head::new(sequence, sequence, term).encode(inner.seed))
     }
 
-    /// What was read of the files until now is of the commit.
+    /// Checks that all reads of the files until now are of the commit.
     ///
     /// *Errors*: `CommitGone` where the commit was dropped, because its hold was taken away or this
     /// process could not take one.

@@ -20,26 +20,26 @@ use std::path::{Path, PathBuf};
 pub struct Part {
     /// Its directory.
     pub path: PathBuf,
-    /// Which of its buckets are taken; of other parts others.
+    /// The buckets that are taken from it; other parts give others.
     pub buckets: Buckets,
-    /// How many buckets it has in all.
+    /// Number of its buckets in all.
     pub of: u64,
 }
 
-/// What is gathered into a new store, and how it is committed.
+/// The commits that are gathered into a new store, and the commit that is made of them.
 #[derive(Clone, Copy, Debug)]
 pub struct GatherOptions<'a> {
     /// The commit of this step of every part.
     pub step: u64,
     /// The budget of each of the two stores that are open at a time.
     pub memory: Memory,
-    /// What the commit says.
+    /// Meta of the commit.
     pub meta: &'a str,
     /// The byte strings of the commit.
     pub state: &'a [(&'a str, &'a [u8])],
 }
 
-/// What was seen of a part before its rows are copied.
+/// Facts about a part, found before its rows are copied.
 struct Seen {
     commit: CommitInfo,
     tables: Vec<TableInfo>,
@@ -48,8 +48,8 @@ struct Seen {
 
 /// Copies the rows of all buckets of `parts`, with their state and counters of updates, to a new
 /// store, which is committed at their step. `progress(done, all)` counts rows of the parts that
-/// were looked at, and may end it by an error. What a call that failed or was cut off leaves is no
-/// store: it is not opened, and the next call to that place removes it.
+/// were looked at, and may end it by an error. A call that failed or was cut off leaves no store:
+/// its files are not opened, and the next call to that place removes them.
 ///
 /// *Errors*: `Misuse` for no parts, a bucket of two, a table on persistent memory, a destination
 /// that holds a store; `Mismatch` where parts differ in seed, tables or counts of update batches,
@@ -196,7 +196,7 @@ fn check_alike((path, seen): (&Path, &Seen), (other_path, other): (&Path, &Seen)
     Ok(())
 }
 
-/// What the tables at a place in all parts are together.
+/// The spec of one table with the rows of the tables at this place in all parts.
 fn merged(
     info: &TableInfo,
     parts: &[Part],

@@ -1,4 +1,4 @@
-//! What the device under a store gives, measured on the store's own pages.
+//! Read rate of the device under a store, measured on the store's own pages.
 
 use crate::error::{Result, bail};
 use crate::io::measure::random_read_rate_in;

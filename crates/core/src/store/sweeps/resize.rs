@@ -15,7 +15,7 @@ use crate::store::recovery::{Target, recover};
 use serde::Serialize;
 use std::path::Path;
 
-/// How a table on persistent memory shall be resized.
+/// Options for resizing a table on persistent memory.
 #[derive(Clone, Copy, Debug)]
 pub struct ResizeTo<'a> {
     /// Rows for which there shall be room.
@@ -26,7 +26,7 @@ pub struct ResizeTo<'a> {
     pub make_empty: bool,
 }
 
-/// What a resize did.
+/// Results of a resize.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct ResizeReport {
     /// Rows that the table has.

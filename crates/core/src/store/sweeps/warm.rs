@@ -16,7 +16,7 @@ const MOVES_MAX: usize = 4;
 /// A cache that is so full is warm when hardly a row still finds room in its set.
 const FULL_SHARE: f64 = 0.98;
 
-/// What became of the rows of some pages.
+/// Numbers of the rows of some pages, by outcome.
 #[derive(Default)]
 struct Warmed {
     /// They came to the cache.
@@ -39,8 +39,8 @@ impl Store {
     /// Brings stored rows into the cache, page after page in the order of the file, until it is
     /// full or the file has no more. No row leaves for them. Returns how many were loaded.
     ///
-    /// Which rows come when they do not all fit says nothing about their use; they are the first to
-    /// leave.
+    /// If not all rows fit, the choice among them says nothing about their use; they are the first
+    /// to leave.
     ///
     /// A reader that moves to another commit meanwhile begins again at that one, where rows that
     /// came already are passed over; after four moves it returns with what came.
@@ -64,7 +64,7 @@ impl Store {
     }
 }
 
-/// How far a warming is.
+/// Progress of a warming.
 #[derive(Default)]
 pub(in crate::store) struct WarmPass {
     /// The class whose turn it is, and its sweep once it has begun.
@@ -72,7 +72,7 @@ pub(in crate::store) struct WarmPass {
     sweep: Option<Box<dyn Sweep>>,
     /// Moves of the store when that began.
     at: u64,
-    /// How often it has begun again because of one.
+    /// Number of times that it has begun again because of one.
     moves: usize,
     loaded: u64,
 }
@@ -82,13 +82,13 @@ impl Inner {
         WarmPass { at: self.moves.load(Ordering::Relaxed), ..WarmPass::default() }
     }
 
-    /// Brings the rows of `pages` more pages, and lets the engine go: who waits for it alone keeps
-    /// all verbs waiting. False at the end.
+    /// Brings the rows of `pages` more pages, and lets the engine go: a thread that waits to have
+    /// it alone keeps all verbs waiting. False at the end.
     pub(in crate::store) fn warm_on(&self, pass: &mut WarmPass, pages: usize) -> Result<bool> {
         let engine = self.planned_engine()?;
         let at = self.moves.load(Ordering::Relaxed);
         if pass.at != at {
-            // What was swept is gone, its ticket with it.
+            // The sweep was one of the engine before, and so was its ticket.
             let (moves, loaded) = (pass.moves + 1, pass.loaded);
             *pass = WarmPass { at, moves, loaded, ..WarmPass::default() };
         }

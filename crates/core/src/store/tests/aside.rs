@@ -1,4 +1,4 @@
-//! What upkeep could not read: what it leaves alone, what it tries again, what goes on beside it.
+//! Upkeep that cannot read something: what it leaves alone, tries again, and does beside it.
 
 use super::merges::Merging;
 use super::*;
@@ -334,7 +334,7 @@ fn a_page_that_is_set_aside_may_be_cut_off_the_file() {
     let few: Vec<u64> = (0..40).collect();
     merging.rows.extend(few.iter().map(|key| (*key, 1.0)));
     for commits in 0.. {
-        // What is written leaves the segment that was being filled.
+        // Rows that are written again leave the segment that was being filled.
         merging.store.put(&[put_of(merging.table, &few, &[1.0; 40 * DIM])]).unwrap();
         commit(&merging);
         if rows_bytes() <= page * 512 {

@@ -155,8 +155,8 @@ fn after_going_back_a_crash_or_a_close_leaves_commits_that_open() {
     });
 }
 
-/// What the head says of the oldest commit may be lost, or never have been there: a version that
-/// did not write it left such stores.
+/// The oldest commit in the head may be lost, or never have been there: a version that did not
+/// write it left such stores.
 #[test]
 fn after_going_back_a_head_that_is_lost_leaves_commits_that_open() {
     each_kind(|| {

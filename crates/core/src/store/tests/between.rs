@@ -38,7 +38,7 @@ fn read(store: &Store, what: &str) {
     assert_eq!(state[0].1, [commit.step as u8; 300], "{what}");
 }
 
-/// What readers do between two operations.
+/// The readers at work between two operations.
 struct Readers {
     medium: SimMedium,
     /// Moves on at each instant.

@@ -501,8 +501,8 @@ fn a_journal_file_with_a_long_catalog_begins_on_a_full_device() {
     });
 }
 
-/// While an index is being written its partitions are not merged. What deletes owe then comes with
-/// later ones, as much at a time as these have room for in the journal.
+/// While an index is being written its partitions are not merged. The merges that deletes owe then
+/// come with later ones, as many at a time as these have room for in the journal.
 #[test]
 fn a_delete_makes_no_more_merges_than_it_has_keys() {
     let medium = SimMedium::new(9);

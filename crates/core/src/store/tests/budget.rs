@@ -73,7 +73,7 @@ fn deletes_that_leave_too_much_in_memory_are_refused_until_a_commit_has_merged_t
     KIND.set(StorageKind::Log);
 }
 
-// The plan has room for as many rows of the top as there are where merges go on. Where they are put
+// The plan has room for as many rows of the top as there are where merges go on. While they are put
 // off there are more, and nobody made room for these.
 #[test]
 fn a_top_that_grows_while_merges_are_put_off_takes_from_the_cache() {
@@ -137,7 +137,7 @@ fn a_table_whose_index_the_budget_cannot_hold_is_refused_when_it_is_made() {
                 store.put(&[put_of(table, &keys, &values)]).unwrap();
             }
             expect_rows(&store, table, 200_000);
-            // What is named for a log has no room for what it knows of its segments.
+            // The budget named for a log has no room for its facts about segments.
             if KIND.get() == StorageKind::Lsm {
                 store.commit(1, "", &[]).unwrap();
                 store.close().unwrap();

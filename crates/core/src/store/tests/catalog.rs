@@ -187,7 +187,7 @@ fn random_catalogs_agree_with_a_plain_map_in_every_kept_commit_and_reader() {
                 for _ in 0..5 {
                     step(&store, &mut catalog, &mut random).unwrap();
                 }
-                // What was not committed is gone.
+                // Uncommitted changes are gone.
                 store.close().unwrap();
                 let last = life * 5 + 5;
                 for back in 0..3 {

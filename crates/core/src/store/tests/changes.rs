@@ -20,7 +20,7 @@ fn of_step(step: u64) -> Since {
     Since::Step(step)
 }
 
-/// What changes gave.
+/// The changes that were read.
 #[derive(Default)]
 struct Given {
     to: u64,
@@ -119,7 +119,7 @@ fn changes_are_the_difference_of_two_commits_whatever_happened_between_them() {
                     store.commit(step, &meta, &[]).unwrap();
                 }
                 points.insert(step, model.rows.clone());
-                // What no commit has is no change yet.
+                // A change that no commit has is not given yet.
                 let committed = model.clone();
                 fixture.step(&store, &mut model, &mut random);
                 let steps: Vec<u64> = points.keys().copied().collect();
@@ -158,7 +158,7 @@ fn changes_are_the_difference_of_two_commits_whatever_happened_between_them() {
                     let reader = Store::open_on(Arc::new(medium.clone()), reading).unwrap();
                     let last = reader.last_commit().unwrap().step;
                     if !points.contains_key(&last) {
-                        // What the store went back from is there until the first change.
+                        // A commit that the store went back from is there until the first change.
                         continue;
                     }
                     assert!(follow(&reader, &points, last, &mut random, &what));
@@ -218,7 +218,7 @@ fn few_changes_of_many_rows_read_few_pages() {
         assert_eq!(found.deleted, keys(&gone));
         given(&reader, &Since::Nothing, 1000, 1000).unwrap();
         let all = reader.stats().unwrap().bytes_read - read;
-        // What was merged since has been written since, and deleted keys are looked up.
+        // Rows that were merged since count as written since, and deleted keys are looked up.
         let most = if KIND.get() == StorageKind::Log { all / 10 } else { all + all / 8 };
         assert!(read <= most, "{read} bytes of {all}");
     });

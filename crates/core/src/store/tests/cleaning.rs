@@ -1,5 +1,5 @@
-//! How much cleaning moves, with commits and without. Tables are in a log: an lsm cleans its top
-//! alone, and what its merges move is another proportion.
+//! Number of rows that cleaning moves, with commits and without. Tables are in a log: an lsm cleans
+//! its top alone, and its merges move another proportion.
 
 use super::*;
 use crate::storage::StorageWrite;
@@ -102,9 +102,9 @@ fn without_commits_cleaning_stays_in_proportion_to_what_is_written() {
     }
 }
 
-// What is moved out of a segment that a commit holds is released by none but the commit after the
-// next, which is far in a long epoch, and is likely to be outdated before. (Most rows of those
-// segments are newest here, so none is a leftover.)
+// Moving rows out of a segment that a commit holds releases nothing before the commit after the
+// next, which is far in a long epoch; the rows are likely to be outdated before. (Most rows of
+// those segments are newest here, so none is a leftover.)
 #[test]
 fn in_a_long_epoch_rows_stay_in_segments_that_a_commit_holds() {
     let (store, table) = committed_rows(2);

@@ -254,7 +254,7 @@ fn a_copy_of_the_store_by_its_files_does_not_share_the_cold_directory() {
             fs::copy(entry.path(), copied.join(entry.file_name())).unwrap();
         }
         refused(&copied, None, &[text(&copied), text(&pair.store), "copy"]);
-        // What a rename over mounts or a restored backup leaves is the store itself.
+        // A store renamed over mounts, or restored from a backup, is the store itself.
         let gone = pair.beside("gone");
         fs::rename(&pair.store, &gone).unwrap();
         fs::remove_dir_all(&gone).unwrap();
@@ -308,7 +308,7 @@ fn a_place_that_can_be_no_cold_directory_is_refused_before_a_store_is_made() {
     }
     assert!(open(&path, Some(&file)).is_err());
     assert!(!path.join("superblock").exists());
-    // What the root of a file system has is no hindrance.
+    // The files in the root of a file system are no hindrance.
     fs::remove_file(used.join("letters.txt")).unwrap();
     fs::create_dir(used.join("lost+found")).unwrap();
     open(&path, Some(&used)).unwrap();

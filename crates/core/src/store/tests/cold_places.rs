@@ -1,4 +1,4 @@
-//! Where a cold directory may lie, and what an opening that fails has noted of it.
+//! Allowed places of a cold directory, and the notes of an opening that fails.
 
 use super::cold::{Pair, cold, files, has_only, lsm, open, text, with_cold, write, write_once};
 use super::meddled::Meddled;
@@ -113,7 +113,7 @@ fn an_opening_that_fails_notes_no_new_and_no_other_place() {
         refused_with(&path, tiny(&typo), ErrorKind::Budget, &[]);
         assert!(!path.join(NAME).exists() && !typo.join(MARKER).exists());
         has_only(&open(&path, None).unwrap(), 1.0);
-        // What it has made is in nobody's way.
+        // The directory that it has made is no hindrance.
         let store = open(&path, Some(&typo)).unwrap();
         write(&store, 2.0);
         drop(store);
@@ -142,7 +142,7 @@ fn without_the_store_s_own_note_a_directory_is_gone_on_with_or_taken_back() {
             drop(store);
             assert_eq!(files(&cold).contains(&"part-".to_owned()), goes_on);
             has_only(&open(&path, None).unwrap(), 2.0);
-            // What was taken back may come again.
+            // A directory that was taken back may come again.
             has_only(&open(&path, Some(&cold)).unwrap(), 2.0);
             fs::remove_dir_all(&path).unwrap();
             fs::remove_dir_all(&cold).unwrap();
@@ -190,7 +190,7 @@ fn a_reader_whose_store_gets_or_moves_its_cold_directory_is_told_to_open_again()
         let there = reader(&path, Some(&moved));
         write(&open(&path, Some(&moved)).unwrap(), 3.0);
         told_to_open_again(&at_second, &path, 2.0);
-        // Who has it open at the new place already goes on.
+        // A reader that has it open at the new place already goes on.
         there.refresh().unwrap();
         has_only(&there, 3.0);
     });
@@ -344,7 +344,7 @@ fn a_power_cut_while_a_directory_begins_leaves_a_store_that_opens_with_it_and_wi
     });
 }
 
-// What had no room or could not be written left a store with a note of a directory without one.
+// A directory without room, or that could not be written, had no note, and its store had one.
 #[test]
 fn a_directory_that_cannot_be_written_is_not_noted() {
     lsm(|| {
@@ -470,7 +470,7 @@ fn a_store_that_was_cut_off_between_two_directories_opens_with_either() {
     });
 }
 
-/// What a copy left that was cut off between the two files is no other store's.
+/// The files of a copy that was cut off between the two notes are no other store's.
 #[test]
 fn a_copy_that_was_cut_off_before_it_had_its_note_is_replaced() {
     lsm(|| {

@@ -1,4 +1,4 @@
-//! What a commit writes, the next opening reads: tables of every kind live through thousands of
+//! The next opening reads what a commit writes: tables of every kind live through thousands of
 //! commits with small journal files, each of which begins with a catalog of all of them.
 
 use super::*;
@@ -111,7 +111,7 @@ fn live(seed: u64, mut tables: Vec<Lived>, pins: bool) {
             }
             _ => drop(store.commit(step, "", &[]).unwrap()),
         }
-        // Whose regions nobody else can have open is read by who writes it.
+        // Only the writer reads a store with regions, which nobody else can have open.
         if !is_direct && step % 20 == 0 {
             let options = StoreOptions { read_only: true, ..small_journals() };
             let other = open(&medium, &tables, options).unwrap_or_else(|e| panic!("{what}: {e}"));

@@ -105,7 +105,7 @@ fn rows_are_what_was_written_however_often_they_are_frozen() {
     }
 }
 
-/// What a check of all classes finds.
+/// The findings of a check of all classes.
 fn check_store(store: &Store) -> Vec<String> {
     let mut found = Vec::new();
     for class in &store.inner.engine.read().classes {
@@ -189,7 +189,7 @@ fn a_power_cut_within_a_freeze_leaves_one_of_the_commits() {
         assert!(step >= acknowledged, "cut after {operation}: step {step} of {acknowledged}");
         let (_, model) = points.iter().find(|(of, _)| *of == step).expect("one of the commits");
         fixture.check_all(&store, model);
-        // What was cut off is in nobody's way.
+        // The files of a freeze that was cut off are no hindrance.
         freeze(&store, &plans(&fixture, &mut random), 1).unwrap();
         store.commit(9, "", &[]).unwrap();
         fixture.check_all(&store, model);
@@ -330,7 +330,7 @@ fn plans_that_do_not_fit_are_refused_and_nothing_changes() {
     fixture.check_all(&store, &model);
 }
 
-// What it had written was never removed, for nothing else was written, and took the room.
+// The files of such a freeze were never removed, for nothing else was written, and took the room.
 #[test]
 fn what_a_freeze_that_was_cut_off_has_left_is_gone_before_room_is_asked_for() {
     let fixture = fixture();
@@ -414,7 +414,7 @@ fn a_refresh_over_changes_of_the_top_reads_nothing_of_the_frozen_file() {
     store.put(&[put_of(table, &keys, &[7.0; 10 * DIM])]).unwrap();
     store.commit(2, "", &[]).unwrap();
     let name = medium.list("part-").unwrap().into_iter().find(|name| !name.ends_with("room"));
-    // What is read again now is damage.
+    // From here on, reading the header again finds damage.
     let header = medium.contents(name.as_ref().unwrap())[..512].to_vec();
     medium.replace(name.as_ref().unwrap(), 0, &[0; 512]);
     assert_eq!(reader.refresh().unwrap().unwrap().step, 2);

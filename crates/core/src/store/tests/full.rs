@@ -7,7 +7,7 @@ const STEPS: u64 = 12;
 
 type Rows = BTreeMap<(usize, u64), f32>;
 
-/// What a run did with the one fault that it met.
+/// Results of a run, with the one fault that it met.
 #[derive(Clone, Copy, Debug, Default)]
 struct Outcome {
     full: usize,

@@ -1,4 +1,4 @@
-//! What goes wrong within a call leaves the store as it was, or refusing writes.
+//! A failure within a call leaves the store as it was, or refusing writes.
 
 use super::*;
 
@@ -185,7 +185,7 @@ fn stats_hold_while_another_thread_counts_deltas() {
         let store = Store::open_on(Arc::new(SimMedium::new(1)), options(1 << 20)).unwrap();
         let table = store.table(&spec("t", Some(1000), OptimizerKind::Sgd)).unwrap();
         store.put(&[put_of(table, &[1], &[0.0; DIM])]).unwrap();
-        // What `journal_changes` has done when it has counted deltas and not yet the whole journal.
+        // State after `journal_changes` has counted deltas and not yet the whole journal.
         store.inner.metrics.delta_bytes.fetch_add(64 << 10, std::sync::atomic::Ordering::Relaxed);
         let written = store.stats().unwrap().written;
         assert_eq!((written.deltas, written.commits), (64 << 10, 0));

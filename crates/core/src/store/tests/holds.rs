@@ -212,7 +212,7 @@ fn a_hold_that_is_taken_away_keeps_nothing_and_its_reader_finds_out() {
     });
 }
 
-// Numbers of pages and commits begin again behind an earlier commit: who reads a page of the new
+// Numbers of pages and commits begin again behind an earlier commit: a reader of a page of the new
 // history cannot tell by its number.
 #[test]
 fn a_reader_without_its_hold_sees_no_row_of_another_history() {

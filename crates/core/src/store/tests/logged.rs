@@ -1,4 +1,4 @@
-//! What a store logs: which events, how often, and that no key and no row is among it.
+//! The log of a store: which events, how often, and that no key and no row is in it.
 
 use super::merges::Merging;
 use super::*;
@@ -46,7 +46,7 @@ fn logged(run: impl FnOnce()) -> Vec<String> {
     lines.into_iter().map(|(level, target, said)| format!("{level} {target}: {said}")).collect()
 }
 
-/// How many lines begin so, and have all these words.
+/// Number of lines that begin so, and have all these words.
 fn count(lines: &[String], begins: &str, words: &[&str]) -> usize {
     let has = |line: &&String| {
         line.starts_with(&format!("{begins}: simulated: "))
@@ -194,7 +194,7 @@ fn a_reader_tells_from_which_commit_to_which_it_moves_and_that_it_lost_its_hold(
         let mut values = vec![0.0; keys.len() * DIM];
         let values = (&mut values).into();
         let table = reader.find_table("t").unwrap();
-        // What it reads is gone, or is not.
+        // The rows that it reads are gone, or are not.
         let _ = reader.get(&mut [GetBatch { table, keys: &keys, values, state: None }]);
         reader.refresh().unwrap().unwrap();
     });

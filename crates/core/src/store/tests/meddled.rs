@@ -6,7 +6,7 @@ use crate::io::{Buffers, File, FileState, IoKind, Locking, Medium, OpenMode, Que
 use parking_lot::Mutex;
 use std::ops::Range;
 
-/// What is about to be done, and with which name.
+/// The operation that is about to run, and the name that it is called with.
 pub(super) type Doing<'a> = (&'static str, &'a str);
 /// A file, and bytes of it that cannot be read.
 type Unreadable = (String, Range<u64>);

@@ -19,7 +19,7 @@ fn small(kind: StorageKind, dense: bool) -> TableSpec {
     }
 }
 
-/// What the store counts, beside its budget.
+/// Checks that the memory that the store counts is within its budget.
 fn expect_within(store: &Store, what: &str) {
     let engine = store.inner.engine.read();
     let (memory, most) = (engine.memory(), engine.budget_bytes);
@@ -128,7 +128,7 @@ fn verbs_beside_a_commit_stay_within_the_budget_and_lose_no_row_of_it() {
                 break;
             }
         }
-        // What was committed is there without what came beside it.
+        // The committed rows are there, without the changes beside them.
         drop(store);
         let options = StoreOptions { policy, ..options_within(MEMORY) };
         let store = Store::open_on(Arc::new(medium), options).unwrap();
@@ -152,7 +152,7 @@ fn reads_that_drive_out_dirty_rows_stay_within_the_budget() {
     }
 }
 
-// What tombstones and a long top have taken of a cache came back when the store was opened again.
+// A cache got back the memory of tombstones and a long top only when the store was opened again.
 #[test]
 fn a_cache_gets_back_what_deletes_and_commits_have_taken() {
     let medium = SimMedium::new(34);

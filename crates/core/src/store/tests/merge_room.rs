@@ -60,7 +60,7 @@ fn delete(store: &Store, table: TableId, from: u64, end: u64) {
     }
 }
 
-/// What the device counts is within the bound, and in what the store says.
+/// The device counts no more bytes than the bound allows, and no more than the store says.
 fn check_disk(medium: &SimMedium, store: &Store, most: u64) {
     let (taken, said) = (medium.taken_bytes(), store.stats().unwrap().disk_bytes);
     assert!(taken <= said && taken <= most, "{taken} bytes, {said} said, {most} allowed");

@@ -173,7 +173,7 @@ impl Random {
     }
 }
 
-/// What a store must hold: rows as they were written, everything else initial.
+/// Expected content of a store: rows as they were written, everything else initial.
 #[derive(Clone, Default)]
 struct Model {
     rows: BTreeMap<(u16, u64), Vec<f32>>,

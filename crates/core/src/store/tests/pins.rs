@@ -146,7 +146,7 @@ fn cut_everywhere(
         let machine = made.reboot(operation);
         machine.power_cut_after(operation);
         let acted = act(&machine);
-        // What comes after the call, such as a hold that goes, may be cut, too.
+        // Operations after the call, such as the removal of a hold, may be cut, too.
         assert!(acted.is_ok() || machine.power_is_off(), "cut {operation}: {acted:?}");
         {
             let what = format!("cut {operation}");
@@ -186,7 +186,7 @@ fn a_power_cut_at_any_operation_leaves_a_pin_whole_or_none() {
     each_kind(|| {
         let old = map(&[("old", 3)]);
         let both = map(&[("best", 8), ("old", 3)]);
-        // What differs by kind is not written here.
+        // Fewer cuts for other kinds: nothing that is written here differs by kind.
         let every = stride(if KIND.get() == StorageKind::Log { 3 } else { 7 });
         let cuts = cut_everywhere(&old, &both, every, &|medium| {
             open(medium, options(2))?.pin(8, "best").map(drop)

@@ -10,7 +10,7 @@ const IDS: u64 = 40_000;
 /// Commits with so long a meta begin a new journal file.
 const META_BYTES: usize = 140 << 10;
 
-/// What the tables hold.
+/// Content of the tables.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Rows(BTreeMap<(u16, u64), f32>);
 

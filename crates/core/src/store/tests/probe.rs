@@ -8,7 +8,7 @@ use crate::storage::*;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, Sender};
 
-/// What a probe is asked for, and what has happened to its units.
+/// Orders to a probe, and counts of its units.
 #[derive(Default)]
 pub(super) struct Wishes {
     /// No table is exact, and a row's page is only named after one that has another.

@@ -36,7 +36,7 @@ fn get(store: &Store, table: TableId, keys: &[u64]) -> Vec<f32> {
     values.chunks_exact(DIM).map(|row| row[0]).collect()
 }
 
-/// How many rows of these keys a get has to read.
+/// Number of rows of these keys that a get has to read.
 fn missed(store: &Store, table: TableId, keys: std::ops::Range<u64>) -> u64 {
     let before = store.stats().unwrap().misses;
     let keys: Vec<u64> = keys.collect();
@@ -60,7 +60,7 @@ fn begin(store: &Store, number: u64) {
     }
 }
 
-/// What is finished is let go.
+/// Waits until every finished range is let go.
 fn settled(store: &Store) {
     let begun = Instant::now();
     while store.inner.window.has_finished_ranges() {
@@ -201,7 +201,7 @@ fn a_range_beyond_what_the_cache_holds_is_not_taken_until_another_is_finished() 
         begin(&store, third);
         assert!(store.begin(numbers[0], LONG).unwrap(), "a finished one is not waited for");
         assert_eq!(missed(&store, table, 2 * rows..3 * rows), 0);
-        // What is forgotten makes room, too.
+        // A range that is forgotten makes room, too.
         store.clear_announced().unwrap();
         assert!(announce(0).is_some() && announce(1).is_some());
         store.release_window().unwrap();

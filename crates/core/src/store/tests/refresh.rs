@@ -258,7 +258,7 @@ fn refresh_failing(held: bool, n: usize) -> (Store, Arc<Meddled>, Result<Option<
     (reader, meddled, refreshed)
 }
 
-// What failed behind the move was an error of a reader that had moved, or one that closed it.
+// A failure after the move gave an error although the reader had moved, or closed the reader.
 #[test]
 fn a_refresh_that_fails_leaves_the_reader_where_it_is() {
     each_kind(|| {
@@ -451,7 +451,7 @@ fn a_reader_moves_to_any_commit_that_is_kept() {
     });
 }
 
-// What was returned was one commit, what was opened another.
+// One commit was returned, and another was opened.
 #[test]
 fn the_commit_that_refresh_returns_is_the_one_that_is_open() {
     each_kind(|| {

@@ -15,12 +15,12 @@ const STRETCH: u64 = 12;
 const DEPTH: usize = 40;
 const LONG: Duration = Duration::from_secs(60);
 
-/// What is said of the batches to come.
+/// Announcement of the batches to come.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Said {
     /// Their keys alone.
     Keys,
-    /// Where rows are used next, too.
+    /// Their keys, and the next use of each row.
     Schedule,
     /// The schedule of another order of the samples.
     OtherOrder,
@@ -67,7 +67,7 @@ fn schedule(batches: &[Vec<u64>]) -> Vec<Vec<u16>> {
     next
 }
 
-/// What a training read in its last epoch, and what it left.
+/// Counters of the last epoch of a training, and its result.
 #[derive(Debug)]
 struct Trained {
     pages: u64,

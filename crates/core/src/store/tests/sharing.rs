@@ -1,4 +1,4 @@
-//! Several classes under one disk bound: room goes to who was refused, and nobody is starved.
+//! Several classes under one disk bound: room goes to a class that was refused; none is starved.
 
 use super::bounds::{expect_rows, fill};
 use super::*;
@@ -23,7 +23,7 @@ fn classes_that_grow_at_once_keep_the_disk_bound() {
     assert_eq!(beside.unwrap().unwrap_err().kind(), ErrorKind::Full);
     let files = a.disk_bytes() + b.disk_bytes();
     assert_eq!(inner.rows_disk_bytes.load(Ordering::Relaxed), files);
-    // What does not fit keeps nobody from taking what does.
+    // A request that does not fit keeps nobody from taking room for one that does.
     let little = (1..).find(|rows| b.growth_for(*rows, 0) > 0).unwrap();
     let beside = inner.charge_growth(&mut **a, 2 * rows, 0, |a, grow| {
         let beside = inner.charge_growth(&mut **b, little, 0, |b, grow| b.reserve(little, 0, grow));
@@ -48,7 +48,7 @@ fn with_a_class_that_was_refused() -> (Store, [TableId; 2], u64, u64) {
     let other = store.table(&expecting("other", OptimizerKind::Adagrad)).unwrap();
     let (end, _) = fill(&store, one, 0);
     let mut step = 0;
-    // What goes lies together, and is less than a class keeps that nobody asks.
+    // The deleted rows lie together, and are fewer than a class keeps free while no other asks.
     let left = end * 4 / 5;
     for first in (left..end).step_by(100) {
         let keys: Vec<u64> = (first..end.min(first + 100)).collect();
@@ -65,8 +65,8 @@ fn with_a_class_that_was_refused() -> (Store, [TableId; 2], u64, u64) {
     (store, [one, other], end, step)
 }
 
-/// Puts rows of a table. Where they are refused others go on, and a commit is made. Returns how
-/// often that was.
+/// Puts rows of a table. After each refusal others go on, and a commit is made. Returns the number
+/// of refusals.
 fn insist(
     store: &Store,
     table: TableId,

@@ -22,7 +22,7 @@ enum Turns {
     Threads,
 }
 
-/// What a training read, and what it left.
+/// Counters of a training, and its result.
 #[derive(Debug)]
 struct Trained {
     pages: u64,
@@ -121,8 +121,8 @@ fn draw(rows: usize, batches: usize) -> Vec<Vec<u64>> {
     (0..batches).map(|_| one(&mut random)).collect()
 }
 
-// How much notice saves hangs on how much of a budget is left for the cache. Merges of an lsm take
-// a part, so the shares are those of a log.
+// The saving by notice depends on the part of a budget that is left for the cache. Merges of an lsm
+// take some of it, so the shares are those of a log.
 // Nothing was read ahead and no row was kept for its next use where a cache held the rows of fewer
 // than four batches: at 10 % memory that was every batch. In groups such batches read up to 2.1
 // times as many pages as without notice.

@@ -1,6 +1,6 @@
 //! Room on disk: a full store cleans itself by commits alone, and gives space back.
 //!
-//! What is asserted of a store with two kept commits: as long as its live rows take no more than
+//! The claim, of a store with two kept commits: as long as its live rows take no more than
 //! [`share`] of the bound, less what is fixed, a small batch that was refused as `Full` is taken
 //! after at most [`COMMITS`] commits.
 
@@ -27,7 +27,7 @@ fn segments() -> u64 {
 
 const DENSE_ROWS: u64 = 100_000;
 
-/// What bounds the disk.
+/// The bound of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bound {
     /// `max_disk_bytes`.
@@ -143,9 +143,9 @@ impl Run {
         Ok(())
     }
 
-    /// What the device counts, and not only what the store says.
+    /// Checks the bytes that the device counts, and not only those that the store says.
     fn check_disk(&self) {
-        // What could not be removed without power is in no count.
+        // Files that could not be removed without power are in no count.
         if self.after_cut || self.medium.power_is_off() {
             return;
         }

@@ -22,7 +22,7 @@ struct Life {
     random: Random,
     store: Store,
     model: Model,
-    /// What each kept commit holds, by step.
+    /// Content of each kept commit, by step.
     commits: Vec<(u64, Model)>,
     step: u64,
     /// The rows files at some earlier moments.
@@ -341,7 +341,7 @@ fn a_rows_file_that_is_newer_than_the_journal_is_reported() {
     assert!(reported > 20, "only {reported} pages were written again");
 }
 
-// What is told from the journal is what the writer knew: with less, some earlier page would pass.
+// The journal tells as much as the writer knew: with less, some earlier page would pass.
 #[test]
 fn a_replay_finds_where_each_filling_began() {
     let (mut known, mut files) = (0, 0);

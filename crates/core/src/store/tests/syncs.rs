@@ -43,7 +43,7 @@ fn train(medium: &SimMedium, failures: &[u64], seed: u64, commits: u64) -> usize
     failed
 }
 
-/// Whatever a power cut leaves has the last commit that was reported durable, or the next.
+/// After any power cut the store has the last commit that was reported durable, or the next.
 fn survives(medium: &SimMedium, durable: u64, points: &BTreeMap<u64, Rows>, last: u64, what: &str) {
     for reboot in 0..4 {
         let what = format!("{what}, reboot {reboot}");

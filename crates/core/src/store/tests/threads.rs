@@ -93,7 +93,7 @@ fn rows_are_read_while_the_device_is_measured() {
     let path = folder.path().join("store");
     let store = Store::open(&path, StoreOptions::new(Memory::Bytes(16 << 20))).unwrap();
     if !store.stats().unwrap().device.direct {
-        return; // Where reads do not reach the device, nothing is measured.
+        return; // Nothing is measured if reads do not reach the device.
     }
     let first = spec("first", Some(100), OptimizerKind::None);
     let table = store.table_in_pages(&first, Some(4096)).unwrap();

@@ -15,7 +15,7 @@ fn probed(medium: &SimMedium) -> (Store, TableId, Arc<Wishes>) {
     let table = store.table(&spec("t", Some(700), OptimizerKind::Sgd)).unwrap();
     let wishes = Probe::around(&store, 0);
     let weak = Arc::downgrade(&store.inner);
-    // Who has the engine alone has its classes, too.
+    // A thread that has the engine alone has its classes, too.
     let is_locked = move || {
         let inner = weak.upgrade().expect("the store is open");
         let engine = inner.engine.try_read_recursive();

@@ -39,7 +39,7 @@ fn hand_over(store: &Store) {
     }
 }
 
-/// What a build says to each file of the journal that reads versions up to `newest`.
+/// The outcome of each file of the journal for a build that reads versions up to `newest`.
 fn says(medium: &SimMedium, seed: u64, newest: u32) -> Vec<(u64, Result<()>)> {
     let open = |number| JournalReader::open_up_to(newest, medium, seed, number).map(drop);
     numbers(medium).unwrap().into_iter().map(|number| (number, open(number))).collect()
@@ -99,7 +99,7 @@ fn a_version_begins_behind_the_last_commit_with_all_that_was_changed_since() {
             }
             match random.below(4) {
                 0 => {
-                    // What was not committed is gone, and with it what was begun for it.
+                    // Uncommitted changes are gone, and so is everything begun for them.
                     drop(store);
                     store = Store::open_on(Arc::new(medium.clone()), options(tight())).unwrap();
                     for spec in &fixture.specs {

@@ -89,7 +89,7 @@ fn the_windows_threads_give_way_to_others() {
         let store = fixture.open(&SimMedium::new(7), with_window(16 << 20, 16));
         let number = announce(&store, &vec![(0, fixture.keys[0][..9].to_vec())]).unwrap();
         assert!(store.begin(number, LONG).unwrap());
-        // Who waited may have done all of it before they came to that.
+        // A caller that waited may have done all of it before the threads came to that.
         let begun = Instant::now();
         for name in ["embedrock-plan", "embedrock-read"] {
             while !policies().contains(&(name.into(), libc::SCHED_IDLE)) {
@@ -143,8 +143,8 @@ fn where_all_cores_are_taken_callers_do_not_stand_still() {
     });
 }
 
-// What a window had taken stayed with it for as long as the store was open, also where nothing was
-// announced any more, and the cache lacked that.
+// The memory of a window stayed with it for as long as the store was open, even if nothing was
+// announced any more, and the cache lacked it.
 #[test]
 fn a_window_that_is_released_gives_its_memory_back_to_the_cache() {
     each_kind(|| {
@@ -326,8 +326,8 @@ fn batches_that_are_announced_give_what_a_plain_map_holds() {
             assert_eq!((window.failed, &window.error), (0, &None));
             assert!(stats.memory.total() <= stats.budget_bytes, "{:?}", stats.memory);
             assert!(window.memory_bytes <= window.most_bytes);
-            // Callers do not wait for threads that other programs leave no core. How many rows are
-            // read ahead is theirs to say: here it only must happen.
+            // Callers do not wait for threads that other programs leave no core. So the number of
+            // rows read ahead varies, and the bounds here are wide.
             if bytes == tight() && window.starved == 0 {
                 assert!(window.rows_loaded > 100, "{window:?}");
                 let (groups, batches) = (window.groups, window.group_batches);
@@ -391,7 +391,7 @@ fn use_ahead(store: &Store, table: TableId, batches: &[Vec<u64>]) {
 fn what_is_read_ahead_is_there_when_it_is_used() {
     each_kind(|| {
         let _cores = CORES.read();
-        // Whose threads get no core reads by itself: on a busy machine another try may go better.
+        // Callers whose threads get no core read themselves: another try may find an idle core.
         let counts = |_| {
             let (store, table) = with_rows(with_window_of_one(600 << 10, 8));
             let before = store.stats().unwrap();
@@ -427,7 +427,7 @@ fn a_window_takes_half_of_the_budget_at_most() {
     });
 }
 
-/// What is read ahead would drive out what is used before it.
+/// Rows that are read ahead would drive out rows that are used before them.
 #[test]
 fn batches_of_which_a_cache_holds_too_few_are_passed_over() {
     each_kind(|| {
@@ -456,8 +456,8 @@ fn batches_of_which_a_cache_holds_too_few_are_passed_over() {
     });
 }
 
-/// What the window has counted when it says so, or after long: its threads may have no core, and
-/// callers go on without them.
+/// Statistics of the window once they are as expected, or after long: its threads may have no core,
+/// and callers go on without them.
 fn once_counted(store: &Store, is_counted: impl Fn(&WindowStats) -> bool) -> WindowStats {
     let begun = Instant::now();
     loop {
@@ -612,7 +612,7 @@ fn numbers_that_were_not_announced_are_refused_and_a_full_window_says_so() {
         let window = store.window_stats().unwrap();
         assert_eq!(window.refused, refused);
         assert!(window.memory_bytes <= window.most_bytes, "{window:?}");
-        // What does not fit is passed over, not waited for.
+        // A batch that does not fit is passed over, not waited for.
         assert!(store.begin(last, LONG).unwrap());
         store.finish(last).unwrap();
         // There is room again as soon as the window has taken note.

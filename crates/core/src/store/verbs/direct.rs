@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 const ROWS: usize = 512;
 /// Of wide rows fewer, so that scratch stays small.
 const SCRATCH_BYTES: usize = 1 << 20;
-/// How many visits ahead a verb is asked to prefetch what it brings to a row.
+/// Number of visits ahead for which a verb is asked to prefetch its data for a row.
 const PREFETCHED_AHEAD: usize = 16;
 /// The origin of a row that a region has, and of one that it has not.
 const STORED: Option<u32> = Some(1);

@@ -197,8 +197,8 @@ impl Store {
                 deleted += u64::from(written);
             }
             if self.inner.may_merge() {
-                // Deletes may have come while none was allowed. What they owe is paid by as many
-                // as there are keys here, whose room in the journal is enough for both.
+                // Shrinking that earlier deletes left undone is made up for in as many steps as
+                // there are keys here, whose room in the journal is enough for both.
                 log.shrink_index(table.id(), distinct.len());
             }
             self.inner.journal_changes_if_many(class, &mut **log)
@@ -339,7 +339,7 @@ impl Inner {
     }
 }
 
-/// What a row that is not finite was given as.
+/// Kind of input with a row that is not finite.
 #[derive(Clone, Copy)]
 pub(in crate::store) enum Input {
     Gradients,

@@ -1,8 +1,8 @@
 //! Rows that a verb has not found in the cache: memory or a page has them, or nobody wrote them.
 //!
 //! The misses of a verb in a class are sorted by page, and every page is read once; a row is handed
-//! to the verb when its page arrives, so a batch may be larger than the cache. What changes
-//! meanwhile is looked at again.
+//! to the verb when its page arrives, so a batch may be larger than the cache. Rows that change
+//! meanwhile are looked up again.
 
 use crate::activation::{Branch, note};
 use crate::cache::{RowMut, RowRef};
@@ -26,7 +26,7 @@ pub(in crate::store) struct Miss {
     pub(in crate::store) position: u32,
 }
 
-/// What the misses of a verb read.
+/// Reads for the misses of a verb.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::store) struct MissReport {
     /// All rounds together.
@@ -35,7 +35,7 @@ pub(in crate::store) struct MissReport {
     pub(in crate::store) pages_again: u64,
 }
 
-/// How far a miss is.
+/// Progress of a miss.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Progress {
     /// `left` candidate pages are still to come.
@@ -149,7 +149,7 @@ impl Drop for ReadTicket<'_> {
     }
 }
 
-/// Where the words of a missing row come from.
+/// Source of the words of a missing row.
 enum Source<'a> {
     /// A stored or waiting row.
     Words(&'a [f32]),
@@ -206,7 +206,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         wanted: &mut Vec<Want>,
     ) -> Result<()> {
         const AHEAD: usize = 16;
-        // What is found is copied before it is handed over: a victim is parked by then.
+        // Words are copied before they are handed over: that may park a victim in their place.
         let mut scratch = Vec::new();
         for (i, miss) in misses.iter().enumerate() {
             if let Some(ahead) = misses.get(i + AHEAD) {
@@ -482,7 +482,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
     }
 }
 
-/// What becomes of a victim: one that belongs to the commit under way is written, another dirty one
+/// Writes or parks a victim: one that belongs to the commit under way is written, another dirty one
 /// is parked in the flush buffer, where there is a place for it.
 pub(in crate::store) fn write_or_park(
     log: &mut dyn Storage,

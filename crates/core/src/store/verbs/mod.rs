@@ -1,4 +1,4 @@
-//! What verbs do: get and put, update, views of rows, and how a batch visits rows in DRAM and on
+//! The verbs: get and put, update, views of rows, and the visit of a batch's rows in DRAM and on
 //! storage.
 //!
 //! # How a get runs

@@ -15,10 +15,10 @@ use crate::store::engine::{Class, Engine, Table};
 use crate::store::verbs::misses::Miss;
 use std::sync::atomic::Ordering;
 
-/// How many visits ahead a verb is asked to prefetch what it brings to a row.
+/// Number of visits ahead for which a verb is asked to prefetch its data for a row.
 const PREFETCHED_AHEAD: usize = 16;
 
-/// What a verb did to a row.
+/// Effect of a verb on a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::store) enum Effect {
     /// Looked at it.
@@ -39,7 +39,7 @@ pub(in crate::store) struct RowView<'a> {
     pub(in crate::store) origin: Option<u32>,
 }
 
-/// What a verb does to each row of its batches.
+/// The work of a verb on each row of its batches.
 pub(in crate::store) trait RowOp {
     /// True when it makes rows resident before they are used: what it finds is not counted as a
     /// verb's hits and misses, and rows that nobody has written stay away.
@@ -47,20 +47,20 @@ pub(in crate::store) trait RowOp {
     /// Called once for every position, in no promised order; not for hits of a verb that has an
     /// [`output`](Self::output).
     fn visit(&mut self, batch: usize, position: usize, row: RowView<'_>) -> Effect;
-    /// Where the values of a batch's rows go, of a verb that only copies them and that counts as a
-    /// use. `None` when it does more.
+    /// Destination of the values of a batch's rows, for a verb that only copies them and that
+    /// counts as a use. `None` when it does more.
     fn output(&mut self, _batch: usize) -> Option<ValuesOut<'_>> {
         None
     }
     /// Called some visits before that of a position: the place to ask for memory that it will read.
     #[inline(always)]
     fn prefetch(&self, _batch: usize, _position: usize) {}
-    /// Where the row of a position stands first in the batch that the caller gave.
+    /// First place of a position's row in the batch that the caller gave.
     #[inline(always)]
     fn place(&self, _batch: usize, position: usize) -> u32 {
         position as u32
     }
-    /// How many keys that batch has; `None` for as many as there are positions.
+    /// Number of keys in that batch; `None` for the number of positions.
     fn places(&self, _batch: usize) -> Option<usize> {
         None
     }

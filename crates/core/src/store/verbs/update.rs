@@ -109,7 +109,7 @@ impl Store {
 }
 
 impl Inner {
-    /// What an update applies: the distinct keys of each batch and their gradients, checked and
+    /// The updates to apply: the distinct keys of each batch and their gradients, checked and
     /// within bounds.
     fn gradients<'a>(
         &self,
@@ -229,7 +229,7 @@ struct UpdateSource<'a> {
     table: &'a Table,
     /// The distinct keys, empty until the visits begin.
     keys: &'a [u64],
-    /// How many keys the batch has, equal ones counted.
+    /// Number of keys in the batch, equal ones counted.
     occurrences: usize,
     /// Row of the gradients for each key.
     rows: Vec<u32>,
@@ -238,7 +238,7 @@ struct UpdateSource<'a> {
     prepared: Prepared,
     /// For each key, what [`Prepared::mean_squares`] gave; empty where it gives nothing.
     mean_squares: Vec<f32>,
-    /// What bounds them, if anything does.
+    /// The clipping of them, if any.
     clipped: Option<Clipped>,
     /// Random bits of this batch, unless results are rounded to nearest.
     rounding: Option<Rounding>,

@@ -28,7 +28,7 @@ pub struct RowViews {
 }
 
 impl RowViews {
-    /// How many keys there are.
+    /// Number of keys.
     pub fn len(&self) -> usize {
         self.rows.len()
     }

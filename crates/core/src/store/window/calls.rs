@@ -1,4 +1,4 @@
-//! What callers say: which batches come, which one is at hand, which ones are done.
+//! Calls of the user: batches are announced, begun and finished.
 
 use super::super::verbs::get_put::check_keys;
 use super::super::{Inner, Store};
@@ -32,10 +32,10 @@ impl Store {
     /// known, and the stretches in which its rows are used next (`next` of each part).
     ///
     /// Rows that leave memory are written to the page of the stretch that uses them next, as far as
-    /// memory and disk have room for a page of each; so those of a stretch are read together. Which
-    /// rows stay follows from the schedule, too. Results never change: a schedule that is wrong
-    /// costs reads alone. One that is found wrong about most rows is set aside, and logged, until
-    /// what is announced is [forgotten](Self::clear_announced).
+    /// memory and disk have room for a page of each; so those of a stretch are read together. The
+    /// schedule also decides which rows stay. Results never change: a schedule that is wrong costs
+    /// reads alone. One that is found wrong about most rows is set aside, and logged, until the
+    /// announced batches are [forgotten](Self::clear_announced).
     ///
     /// *Errors*: as `announce`; `Misuse` where `next` has not a number for each key, or a stretch
     /// has no batches. *Blocking*: as `announce`.
@@ -72,7 +72,7 @@ impl Store {
         inner.window.start(&self.inner)?;
         let shared = &*inner.window.shared;
         let keys: usize = batch.iter().map(|part| part.keys.len()).sum();
-        // Who is refused asks again, so that it costs no look at the keys.
+        // Comes first: a refused caller asks again, which must not cost a look at the keys.
         let has_room = || {
             shared.state.lock().has_room(Announced::bytes_of(keys, batch.len(), scheduled), most)
         };
@@ -149,8 +149,8 @@ impl Store {
 
     /// A batch is about to be read: waits until its rows were read ahead, at most as long as
     /// `patience`. False when they are not yet there then; a batch that is read nevertheless gets
-    /// the same rows. Does not wait for threads that have no core to read them on. Where a cache
-    /// holds few batches it waits for no more than the slice that is being read. So it is with a
+    /// the same rows. Does not wait for threads that have no core to read them on. If a cache holds
+    /// few batches it waits for no more than the slice that is being read. The same is true of a
     /// range that [`announce_range`](Self::announce_range) has announced.
     ///
     /// *Errors*: `Misuse` for a number that was not announced; `Closed`.
@@ -181,8 +181,8 @@ impl Store {
         Ok(is_there)
     }
 
-    /// Lets the window rest, or go on: paused, it reads nothing and keeps what it has. What is
-    /// announced is looked at when it goes on; nobody waits for batches meanwhile.
+    /// Pauses the window, or lets it go on: paused, it reads nothing and keeps what it has. Batches
+    /// announced meanwhile are looked at when it goes on; nobody waits for batches until then.
     ///
     /// *Errors*: `Closed`. *Blocking*: a pause waits for the reads that are under way.
     pub fn pause_window(&self, pause: bool) -> Result<()> {
@@ -325,7 +325,7 @@ impl Inner {
         self.set_at_hand(shared);
     }
 
-    /// Where batches are read in slices, rows that verbs bring count as used by the last batch that
+    /// If batches are read in slices, rows that verbs bring count as used by the last batch that
     /// was begun.
     fn set_at_hand(&self, shared: &Shared) {
         let begun = {

@@ -1,4 +1,4 @@
-//! What the window counts, and says of itself.
+//! Counters and statistics of the window.
 
 use super::super::Store;
 use super::super::verbs::misses::MissReport;
@@ -6,7 +6,7 @@ use crate::error::Result;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the window counted since the store was opened.
+/// Counters of the window since the store was opened.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) batches: AtomicU64,
@@ -49,7 +49,7 @@ impl Counters {
     }
 }
 
-/// What a look-ahead window did since the store was opened.
+/// Statistics of a look-ahead window since the store was opened.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct WindowStats {
     /// Batches announced.
@@ -98,7 +98,7 @@ pub struct WindowStats {
     pub bytes: u64,
     /// Seconds that callers were blocked until a batch was read ahead.
     pub wait_s: f64,
-    /// How often a caller went on without a batch, because the threads that read it had no core.
+    /// Waits for a batch that callers gave up, because the threads that read it had no core.
     pub starved: u64,
     /// Tasks of the planner and portions of groups that waiting callers did themselves.
     pub helped: u64,
@@ -125,7 +125,7 @@ pub struct WindowStats {
 }
 
 impl Store {
-    /// What the look-ahead window did since the store was opened.
+    /// Statistics of the look-ahead window since the store was opened.
     pub fn window_stats(&self) -> Result<WindowStats> {
         let inner = &*self.inner;
         let engine = inner.planned_engine()?;

@@ -10,8 +10,8 @@ const LOOK_UPS: usize = 1024;
 /// A row that a group needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Need {
-    /// Where its read stands among others: rows that one page brings have the same number; 0 when
-    /// it waits in memory.
+    /// Order of its read among others: rows that one page brings have the same number; 0 when the
+    /// row waits in memory.
     pub(super) order: u32,
     pub(super) table: u16,
     /// The batch that needs it first, counted from the group's first.

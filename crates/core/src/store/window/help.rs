@@ -82,7 +82,7 @@ impl Inner {
         let _guard = self.poison_on_panic();
         let _timed = Timed::new(&shared.counters.planning_ns);
         let ran = plan.run(task, shared, self);
-        // Before those are told who wait for nobody to be busy: they may need it.
+        // Before callers are told that wait until nobody is busy: they may need it.
         drop(plan);
         match ran {
             Ok(()) => true,
@@ -99,7 +99,7 @@ impl Inner {
     pub(super) fn help_to_read(&self, shared: &Shared) -> bool {
         let next = {
             let mut state = shared.state.lock();
-            // Who waits for a batch does not wait for a window that rests.
+            // A caller that waits for a batch does not wait for a window that rests.
             if state.paused || state.stop { None } else { next_group(shared, &mut state) }
         };
         let Some((group, mut done)) = next else { return false };

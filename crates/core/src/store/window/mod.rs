@@ -12,12 +12,12 @@
 //! Announcing changes no result: a row that was not read ahead, or had to leave again, is read when
 //! it is used. The threads move rows by the same path as verbs do, under the same locks.
 //!
-//! The threads have what time others leave. Who waits for them helps: it does what is left of their
-//! work itself, and has its core for that (`help.rs`). Where others leave the threads no core, they
+//! The threads have the time that others leave. A caller that waits for them helps: it does the
+//! rest of their work itself, on its core (`help.rs`). If others leave the threads no core, they
 //! rest for a while and callers do all of it, so that a program is never slower for them.
 //!
-//! Where a cache holds the rows of few batches there are no groups (`slices.rs`): callers note uses
-//! as they announce, begin and finish, and the threads read slices of the batch behind the one at
+//! If a cache holds the rows of few batches there are no groups (`slices.rs`): callers note uses as
+//! they announce, begin and finish, and the threads read slices of the batch behind the one at
 //! hand.
 //!
 //! Memory: at most `window_bytes`, within the budget, taken from the cache as the window grows.
@@ -105,7 +105,7 @@ struct Awaited {
     fingerprint: u64,
 }
 
-/// What callers and the threads tell each other.
+/// State that callers and the threads share.
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<Announced>,
@@ -120,7 +120,7 @@ struct State {
     slices: bool,
     /// The next group to read.
     formed: Option<Group>,
-    /// A group that who read it has left, and how many of its rows are done.
+    /// A group that its reader has left, and the number of its rows that are done.
     left: Option<(Group, usize)>,
     /// Somebody reads a group, and the first batch of it.
     reading: bool,
@@ -149,7 +149,7 @@ struct State {
     /// There are to be no threads: what they would do is done by hand.
     by_hand: bool,
     stop: bool,
-    /// What the last read ahead that failed said.
+    /// Message of the last read ahead that failed.
     error: Option<String>,
 }
 
@@ -157,7 +157,7 @@ struct State {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// What the planner knows, for the one that works. Taken before `state`.
+    /// State of the planner, for the thread that plans. Taken before `state`.
     plan: Mutex<Plan>,
     /// The threads that live, as the system numbers them.
     threads: Mutex<Vec<u32>>,
@@ -205,7 +205,7 @@ impl Window {
         self.shared.counters.loaded.load(Ordering::Relaxed)
     }
 
-    /// How long the batches last at least that were read ahead and wait; `None` where the window is
+    /// Least time that the batches last that were read ahead and wait; `None` where the window is
     /// not in use.
     pub(super) fn time_ahead(&self) -> Option<Duration> {
         self.shared.state.lock().time_ahead()
@@ -370,7 +370,7 @@ impl State {
         let is_filled = match self.slices {
             _ if number > ranges::FIRST => self.ranges.is_there(number),
             false => self.filled >= number,
-            // What is not planned yet, for the planner's thread is at it, costs less than a wait.
+            // Rows that are not planned yet, while the planner is at it, cost less than a wait.
             true => !(self.reading && self.reads_first <= number),
         };
         is_filled || self.idle || self.paused
@@ -413,7 +413,7 @@ impl Inner {
 
     /// The most bytes that the window may take.
     fn window_most_bytes(&self, engine: &Engine) -> u64 {
-        // Where an index takes most of the budget, a part of all of it would leave caches little.
+        // If an index takes most of the budget, a fixed part of it would leave caches little.
         let caches: u64 = engine.classes.iter().map(|class| class.cache().memory_bytes()).sum();
         let rows = caches + engine.window_bytes.load(Ordering::Relaxed);
         let usual = (engine.budget_bytes / BUDGET_PER_WINDOW).min(rows / CACHE_PER_WINDOW);

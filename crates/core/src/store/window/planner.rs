@@ -26,8 +26,8 @@ const CACHE_PER_GROUP: u64 = 8;
 /// A group is at most this part of what is announced: what comes after it says what to keep.
 const ANNOUNCED_PER_GROUP: u64 = 3;
 
-/// What the allocator keeps of vectors that come and go: 2.5 to 5 MB were measured beside a window
-/// of 30 MB.
+/// Memory that the allocator keeps of vectors that come and go: 2.5 to 5 MB were measured beside a
+/// window of 30 MB.
 const WINDOW_PER_SLACK: u64 = 8;
 /// After so many batches in large groups, what the allocator keeps is given back to the system.
 /// That takes the free memory of the whole process, which it then faults in again: 3 ms of a
@@ -45,12 +45,12 @@ const KNOWN_BATCHES: u64 = 3;
 /// A block of a table's uses takes this part of the table's share of the window.
 const SHARE_PER_BLOCK: u64 = 64;
 
-/// What the planner knows. Numbers are those of batches.
+/// State of the planner. Numbers are those of batches.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     /// The uses of each table, by its id.
     uses: Vec<Option<Uses>>,
-    /// Which of them are in which stretch of the training.
+    /// The stretches of the training that they are in.
     pub(super) schedule: Schedule,
     /// The last batch whose uses are noted, that is finished, forgotten, in a group.
     pub(super) noted: u64,
@@ -66,7 +66,7 @@ pub(super) struct Plan {
     /// Bytes that the window may take, and takes beside uses and groups.
     pub(super) most_bytes: u64,
     fixed_bytes: u64,
-    /// How batches like the last that was announced are read ahead.
+    /// Pace at which batches like the last that was announced are read ahead.
     pub(super) pace: Pace,
     /// They are not, or the budget leaves no room for a window: all batches are passed over.
     off: bool,
@@ -120,7 +120,7 @@ fn wait_for_task(shared: &Shared) -> Option<(MutexGuard<'_, Plan>, Task, Busy<'_
             drop(state);
             return Some((plan, task, Busy(shared)));
         }
-        // Who helps needs it.
+        // A helping caller needs it.
         drop(plan);
         match rest {
             Some(rest) => drop(shared.work.wait_for(&mut state, rest)),
@@ -249,7 +249,7 @@ impl Plan {
         self.fixed_bytes += match self.pace {
             Pace::Slices { keys } => {
                 let bytes = reader + self.slices_bytes(engine, share);
-                // What is known is worth more than what is read early.
+                // Known uses are worth more than early reads.
                 let known = KNOWN_BATCHES * self.bytes_for(keys);
                 if self.fixed_bytes + bytes + known > self.most_bytes {
                     share = 0;
@@ -466,8 +466,8 @@ impl Plan {
         shared.reads.notify_one();
     }
 
-    /// Batches are passed over. What the window holds still counts; once nothing is noted any more
-    /// and some batches were passed over, it is given back.
+    /// Passes batches over. Memory that the window still holds counts; once nothing is noted any
+    /// more and some batches were passed over, it is given back.
     fn rest(&mut self, inner: &Inner, engine: &Engine) {
         if !self.holds {
             engine.window_bytes.store(0, Ordering::Relaxed);
@@ -561,7 +561,7 @@ impl Plan {
     }
 }
 
-/// What is announced of a table, of what is by ids.
+/// The announced uses of a table, from a list by table id.
 fn uses_of<'a>(uses: &'a [Option<Uses>], table: &Table) -> Option<&'a Uses> {
     uses.get(usize::from(table.id())).and_then(Option::as_ref)
 }

@@ -39,7 +39,7 @@ const EVICTED_AT_ONCE: u64 = 256;
 /// The part of a window that runs of ids take at most.
 const WINDOW_PER_RUNS: u64 = 8;
 
-/// How far a range is.
+/// Stage of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Nobody has looked at it.
@@ -139,7 +139,7 @@ impl Ranges {
         self.ranges.clear();
     }
 
-    /// What the planner has to do: first the range to let go, then the one to hold.
+    /// The next task of the planner: first a range to let go, then one to hold.
     pub(super) fn next_task(&self) -> Option<(u64, bool)> {
         // Rows of a portion that is read meanwhile would be held for ever.
         let over = |r: &&Range| r.finished && self.reading != Some(r.number);
@@ -426,7 +426,7 @@ impl Inner {
     pub(super) fn help_to_read_ranges(&self, shared: &Shared) -> bool {
         let Some(portion) = shared.state.lock().take_portion() else { return false };
         let _guard = self.poison_on_panic();
-        // Whoever waits goes on: verbs report what is wrong.
+        // On an error the caller goes on: verbs report what is wrong.
         let _ = self.read_range(shared, &portion);
         true
     }

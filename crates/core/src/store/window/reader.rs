@@ -19,12 +19,12 @@ use std::sync::atomic::Ordering;
 /// Rows of a group that are read in one go, between looks at what callers want.
 pub(super) const PORTION_ROWS: usize = 8192;
 
-/// What is noted about the rows of a portion while they are read.
+/// Bytes of the notes about the rows of a portion while they are read.
 pub(super) fn scratch_bytes(rows: usize) -> u64 {
     rows as u64 * 64
 }
 
-/// What the reader does next.
+/// The next task of the reader.
 enum Task {
     /// Reads a group on, of which so many rows are done.
     Read(Group, usize),
@@ -95,7 +95,7 @@ fn read_on(
         if shared.state.lock().rest.left().is_some() {
             return Some(done);
         }
-        // Who waits must not keep a store that its owner drops.
+        // A waiting thread must not keep a store alive after its owner has dropped it.
         let Some(_busy) = next_portion(shared, group) else { break };
         let inner = store.upgrade()?;
         let _guard = inner.poison_on_panic();
@@ -144,7 +144,7 @@ pub(super) fn next_portion<'s>(shared: &'s Shared, group: &Group) -> Option<Busy
     }
     let over = state.cleared >= group.first()
         || state.finished >= group.last()
-        // Who is at a batch reads it.
+        // A caller that is at a batch reads it itself.
         || state.slices && state.begun >= group.first();
     let wanted = !state.stop && !over;
     state.busy += u32::from(wanted);
@@ -152,7 +152,7 @@ pub(super) fn next_portion<'s>(shared: &'s Shared, group: &Group) -> Option<Busy
     wanted.then(|| Busy(shared))
 }
 
-/// What to do next: groups come first. `None` when the window ends.
+/// The next task: groups come first. `None` when the window ends.
 fn wait_for_task(shared: &Shared) -> Option<Task> {
     let mut state = shared.state.lock();
     loop {

@@ -32,7 +32,7 @@ struct Begin {
     scheduled: Option<ScheduledBatch>,
 }
 
-/// What is known of the schedule.
+/// The schedule as far as it is known, and its accuracy so far.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     /// Stretches that are announced and not over, the one at hand first.
@@ -76,8 +76,8 @@ impl Schedule {
         at.checked_sub(1).is_some_and(|at| self.begins[at].scheduled.is_some())
     }
 
-    /// How many stretches ahead next uses are at most, of the batches that are announced; `None`
-    /// where none has a place.
+    /// Largest distance of a next use, in stretches, over the announced batches; `None` if none has
+    /// a place.
     pub(super) fn furthest(&self) -> Option<u32> {
         self.begins.iter().filter_map(|begin| Some(begin.scheduled?.furthest)).max()
     }

@@ -1,10 +1,10 @@
-//! Where a cache holds the rows of few batches: rows stay for the batches that use them next, and
-//! the next batch is read in slices, into room that is worth less.
+//! Slices, for a cache that holds the rows of few batches: rows stay for the batches that use them
+//! next, and the next batch is read in slices, into room that is worth less.
 //!
-//! What is read ahead may drive out only rows that are used later, or by no announced batch, and
-//! the room that the batch at hand still needs is not taken. A page of which some row finds no room
-//! is left to the verb, so that no page is read twice. Once callers come to a batch, what is left
-//! of it is theirs to read.
+//! Rows that are read ahead may drive out only rows that are used later, or by no announced batch,
+//! and the room that the batch at hand still needs is not taken. A page of which some row finds no
+//! room is left to the verb, so that no page is read twice. Once callers come to a batch, they read
+//! the rest of it.
 
 use super::super::{Engine, Inner};
 use super::Announced;
@@ -18,8 +18,8 @@ use std::sync::atomic::Ordering;
 /// many pages with groups as without look-ahead where it held 2.4, 1.5 times where it held 3.0, 1.2
 /// times, and waited half as long, where it held 6.7.
 const BATCHES_PER_CACHE: u64 = 8;
-/// Where a cache beside the window holds the rows of fewer batches than this, in tenths, they are
-/// passed over.
+/// Batches are passed over if a cache beside the window holds the rows of fewer than this, in
+/// tenths.
 const TENTHS_MIN: u64 = 11;
 /// The part of the budget that a window of slices takes at most.
 const BUDGET_PER_WINDOW: u64 = 8;
@@ -27,7 +27,7 @@ const BUDGET_PER_WINDOW: u64 = 8;
 /// Rows that are read in one go: a caller that comes to the batch waits for no more.
 pub(super) const SLICE_ROWS: usize = 256;
 
-/// How a window reads ahead.
+/// The way a window reads ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Pace {
     /// Groups of batches.
@@ -66,7 +66,7 @@ impl Pace {
         for (at, class) in engine.classes.iter().enumerate() {
             let (cache, rows) = (class.cache(), class.cache().row_capacity());
             let here = || batch.parts.iter().filter(move |(id, ..)| class_of(*id) == Some(at));
-            // What the window has taken does not count: with it the pace would change to and fro.
+            // As if the window had taken nothing: otherwise the pace would change to and fro.
             let whole = (u128::from(rows) * u128::from(caches + taken) / u128::from(caches)) as u64;
             let mut needed: usize = here().map(|(_, keys, _)| keys.len()).sum();
             if needed as u64 > whole / BATCHES_PER_CACHE {
@@ -90,7 +90,7 @@ impl Pace {
     }
 }
 
-/// What the sets of each class have room for: -1 where that was not looked at.
+/// Free room in the sets of each class: -1 where that was not looked at.
 #[derive(Debug)]
 pub(super) struct Room {
     sets: Vec<Vec<i8>>,

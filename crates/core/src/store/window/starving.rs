@@ -1,8 +1,8 @@
 //! Whether callers wait for threads that have no core.
 //!
-//! The window's threads have what time others leave. A caller that waits for them leaves its core,
-//! so within one program they get on; beside programs that take all cores they do not, and who
-//! waited for them would stand still with work that takes milliseconds.
+//! The window's threads have the time that others leave. A caller that waits for them leaves its
+//! core, so within one program they get on; beside programs that take all cores they do not, and a
+//! caller that waited for them would stand still with work that takes milliseconds.
 
 use super::{Shared, State};
 use crate::idle::{Turns, thread_number};
@@ -11,10 +11,10 @@ use parking_lot::MutexGuard;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long a caller waits before it looks: longer than PyTorch's idle threads spin, which is ten
+/// Time that a caller waits before it looks: longer than PyTorch's idle threads spin, which is ten
 /// milliseconds. Twice in the 50 ms that callers from Python wait.
 const PATIENCE: Duration = Duration::from_millis(15);
-/// How long the threads rest after they had no core; twice as long when it is so again, and so on.
+/// Shortest and longest rest of the threads after they had no core; it doubles if that recurs soon.
 const REST: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(16));
 
 /// Until when the threads rest.
@@ -35,7 +35,7 @@ impl Rest {
         self.until = Some(now + self.last);
     }
 
-    /// How long they still do.
+    /// Remaining time of the rest.
     pub(super) fn left(&self) -> Option<Duration> {
         let left = self.until?.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)
@@ -50,7 +50,7 @@ pub(super) struct Watch {
     before: Option<Look>,
 }
 
-/// What the threads have had so far.
+/// Turns of the threads on a core so far.
 #[derive(Debug)]
 struct Look {
     at: Instant,

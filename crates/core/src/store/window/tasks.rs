@@ -1,9 +1,9 @@
-//! What the planner does next, and who does it.
+//! Tasks of the planner, and the threads that do them.
 
 use super::planner::Plan;
 use super::{Announced, State};
 
-/// What the planner does next.
+/// The next task of the planner.
 #[derive(Debug)]
 pub(super) enum Task {
     /// Forget all batches up to this one.
@@ -26,13 +26,13 @@ pub(super) enum Task {
     Skip(u64),
 }
 
-/// Who does a task. Where batches are read in slices, callers plan as they go: a row must be known
-/// to be used before others come. What is left to the planner nobody waits for.
+/// The thread that does a task. If batches are read in slices, callers plan as they go: a row must
+/// be known to be used before others come. Nobody waits for the tasks that are left to the planner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Who {
     Planner,
     Caller,
-    /// Whoever is there, where there are no threads.
+    /// Any thread, if the window has none of its own.
     #[cfg(any(test, feature = "testing"))]
     Hand,
 }
@@ -57,7 +57,7 @@ impl Plan {
             Some((number, false)) => return Some(Task::LetGo(number)),
             None => {}
         }
-        // What was announced since needs it.
+        // Batches that were announced since need it.
         let is_unused = state.announced == state.cleared && self.holdings.is_empty();
         if std::mem::take(&mut state.release) && is_unused {
             return Some(Task::Release);
@@ -69,7 +69,7 @@ impl Plan {
             // One by one: what is noted of a batch meanwhile is not much.
             return Some(Task::Finish(state.finished.min(self.finished + 1)));
         }
-        // What is announced first says what is worth reading and what to keep.
+        // Announced batches come first: they say what is worth reading and what to keep.
         if state.queue.front().is_some_and(|batch| self.fits(batch)) {
             let batch = state.queue.pop_front().expect("there is a first one");
             state.queue_bytes -= batch.bytes();

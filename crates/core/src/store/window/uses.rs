@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 
 /// The fewest entries of a hash table.
 const CAPACITY_MIN: usize = 1 << 6;
-/// What an entry of a hash table has for a position and a tag.
+/// Bits of a hash table's entry for a position and a tag.
 const ENTRY_BITS_MASK: u32 = u32::MAX >> 1;
 /// The most bits of a position, less one: a ring is shorter than 2^31 uses.
 const POSITION_BITS_MAX: u32 = 30;
@@ -26,7 +26,7 @@ const BLOCK: usize = 16;
 /// A use more batches later than that counts as none.
 const FURTHEST: u64 = crate::cache::NextUse::BATCHES_AHEAD_MAX;
 
-/// What is said beside a key is a number of stretches, and no later use is announced.
+/// Flag of the value beside a key: it is a number of stretches, and no later use is announced.
 const IN_STRETCHES: u16 = 1 << 15;
 
 /// The fewest and the most uses of a block, powers of two.
@@ -123,7 +123,7 @@ impl Ring {
         if block == self.blocks.len() {
             self.add_block();
         }
-        // What lies behind a shorter key is that of uses to come.
+        // For a shorter key, the bytes behind it lie in the place of uses to come.
         self.blocks[block][at..at + 8].copy_from_slice(&key.to_le_bytes());
         self.set_next(position, 0);
         self.tail += 1;
@@ -177,7 +177,7 @@ struct BatchOfUses {
     stretch: u64,
 }
 
-/// How often a schedule has said in which stretch the next use of a row is, of uses that have come.
+/// Predictions by a schedule of the stretch of a row's next use, of uses that have come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Foreseen {
     /// It was that stretch.
@@ -192,11 +192,11 @@ pub(super) struct Uses {
     ring: Ring,
     batches: VecDeque<BatchOfUses>,
     foreseen: Foreseen,
-    /// Where each key's last use is: 1 + some bits of the position, and above them bits of the
-    /// key's hash, so that entries of other keys are told without looking at their uses. 0 is an
-    /// empty entry. Entries of uses that are over stay until the table is made anew.
+    /// Position of each key's last use: 1 + some bits of it, and above them bits of the key's hash,
+    /// so that entries of other keys are told without looking at their uses. 0 is an empty entry.
+    /// Entries of uses that are over stay until the table is made anew.
     last: Vec<u32>,
-    /// How many bits of a position an entry has, and the first position that any of them may have:
+    /// Number of bits of a position in an entry, and the first position that any of them may have:
     /// no two positions from there to the tail have the same bits.
     position_bits: u32,
     since: u64,
@@ -310,7 +310,7 @@ impl Uses {
         }
     }
 
-    /// What the schedule was right and wrong about, since the last call.
+    /// Right and wrong predictions of the schedule since the last call.
     pub(super) fn take_foreseen(&mut self) -> Foreseen {
         std::mem::take(&mut self.foreseen)
     }
@@ -382,7 +382,7 @@ impl Uses {
         batches[at - 1]
     }
 
-    /// Where to begin to look for a key, from its hash.
+    /// First entry to look at for a key, from its hash.
     #[inline(always)]
     fn home(&self, hash: u64) -> usize {
         (((hash >> 32) * self.last.len() as u64) >> 32) as usize
@@ -416,7 +416,7 @@ impl Uses {
         if at + 1 == self.last.len() { 0 } else { at + 1 }
     }
 
-    /// What is the last use of a key, if no other key has its tag.
+    /// Position of a key's last use, if no other key has its tag.
     #[inline(always)]
     fn likely_last(&self, key: u64) -> Option<u64> {
         let hash = mix(key, 0);

@@ -1,4 +1,4 @@
-//! What a journal holds between two commits, to be read as often as need be.
+//! The part of a journal between two commits, to be read as often as need be.
 //!
 //! The files are opened at once: a writer that drops commits meanwhile removes names only. One that
 //! goes back cuts them, which shows as records that are missing.
@@ -30,7 +30,7 @@ pub(super) enum OfTable {
     Change(TableChange),
 }
 
-/// What was looked for in a journal.
+/// Result of a search in a journal.
 pub(super) enum Found {
     /// It leads from the earlier commit to the later one.
     Between(Between),

@@ -1,13 +1,13 @@
 //! Changes: the rows that were written and the keys that were deleted since an earlier commit.
 //!
-//! The journal names every row whose place changed. What lies in the slots that it names, and is
-//! the newest copy still, is read in one sweep; a key that left the log was deleted, or is looked
-//! up where a layout has rows below its log. Where the journal no longer reaches back to a commit
-//! that is pinned, its index is compared with that of the later one. So no page is read that was
-//! written before, but for keys that may have been deleted since a pinned commit.
+//! The journal names every row whose place changed. Those slots that it names and that still hold
+//! the newest copy are read in one sweep; a key that left the log was deleted, or is looked up if a
+//! layout has rows below its log. If the journal no longer reaches back to a commit that is pinned,
+//! that commit's index is compared with the later one. So no page is read that was written before,
+//! except for keys that may have been deleted since a pinned commit.
 //!
 //! A row that upkeep has moved is given like one that was written: nothing tells them apart without
-//! reading both. What is deleted is exact.
+//! reading both. Deleted keys are exact.
 
 mod journal;
 mod removed;
@@ -29,7 +29,7 @@ use std::sync::atomic::Ordering;
 /// Keys that have left the log of which so many are known at a time: 24 MiB.
 const REMOVED_MAX: usize = 1 << 20;
 
-/// Where changes begin.
+/// The point at which changes begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Since {
     /// Before everything: all rows are given.
@@ -65,7 +65,7 @@ pub struct ChangedRows {
     pub deleted: Vec<u64>,
 }
 
-/// What became of a table between two commits.
+/// A change of a table between two commits.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TableEvent {
@@ -96,7 +96,7 @@ pub struct Changes {
     removed: VecDeque<Removed>,
 }
 
-/// What tells which rows changed.
+/// Source of the changed rows.
 enum Source {
     /// Nothing does: all rows are given.
     All,
@@ -110,7 +110,7 @@ enum Source {
     Pinned(Store),
 }
 
-/// Where deleted keys come from.
+/// Source of deleted keys.
 enum Deletes {
     /// From the journal, share by share.
     Shares(Shares),
@@ -183,8 +183,8 @@ impl Changes {
         self.to.as_ref()
     }
 
-    /// What became of tables in between, of all of them, in order: rows that come are of tables as
-    /// they are in the later commit. None where the changes begin before everything.
+    /// Changes of all tables in between, in order: rows that come are of tables as they are in the
+    /// later commit. None if the changes begin before everything.
     pub fn table_events(&self) -> &[TableEvent] {
         &self.events
     }
@@ -197,7 +197,7 @@ impl Changes {
         }
     }
 
-    /// What was read from pages so far, in bytes, by the store that reads the later commit.
+    /// Bytes read from pages so far, by the store that reads the later commit.
     pub fn bytes_read(&self) -> u64 {
         self.reader.inner.metrics.bytes_read.load(Ordering::Relaxed)
     }
@@ -445,7 +445,7 @@ fn table_of(change: RowChange) -> u16 {
     }
 }
 
-/// What the journal says of rows, with the number of the class.
+/// Hands over the changes of rows in the journal, with the number of the class.
 fn read_changes(
     between: &mut Between,
     engine: &Engine,
@@ -506,7 +506,7 @@ fn look_up(store: &Store, table: TableId, keys: &[u64], width: usize) -> Result<
     Ok(op)
 }
 
-/// Which rows the earlier commit has with equal bits.
+/// For each row, whether the earlier commit has it with equal bits.
 fn equal_rows(
     old: &Store,
     table: TableId,

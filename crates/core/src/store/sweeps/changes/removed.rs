@@ -10,7 +10,7 @@ use crate::storage::RowChange;
 /// Sets the shares apart from other uses of the hash.
 const SALT: u64 = 0x00C4_A86E;
 
-/// What became of a key, as far as changes were read.
+/// State of a key, as far as changes were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Removed {
     pub(super) table: u16,
@@ -100,8 +100,8 @@ impl Removed {
                 (self.was_written, self.is_gone) = (true, Some(false));
             }
             RowChange::Removed { .. } => self.is_gone = Some(true),
-            // Within a portion it may come behind a copy that was written later. What the log had
-            // of the key was removed with it, so that tells.
+            // Within a portion it may come behind a copy that was written later. If the log had a
+            // copy of the key, its removal is recorded too, and decides.
             RowChange::Deleted { .. } => _ = self.is_gone.get_or_insert(true),
         }
     }

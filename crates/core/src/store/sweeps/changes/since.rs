@@ -190,7 +190,7 @@ impl Changes {
     }
 }
 
-/// What became of tables between two commits, by what they are in both.
+/// Changes of tables between two commits, by comparison of the tables in both.
 fn events_between(old: &[TableInfo], new: &[TableInfo]) -> Vec<TableEvent> {
     let now = |info: &TableInfo| new.iter().find(|other| other.id == info.id);
     let name = |info: &TableInfo| info.spec.name.clone();

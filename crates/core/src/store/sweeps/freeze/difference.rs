@@ -1,9 +1,9 @@
-//! What freezing rows in another type of values costs: differences from the source.
+//! Errors from freezing rows in another type of values: differences from the source.
 
 use crate::row::{Dtype, RowLayout};
 use serde::Serialize;
 
-/// What freezing in another type of values has made of those of a table.
+/// Errors of the values of a table that was frozen in another type.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FreezeError {
     /// Name of the table.
@@ -20,7 +20,7 @@ pub struct FreezeError {
     pub relative_error_mean: f64,
 }
 
-/// What encoding rows in another type of values has changed, so far.
+/// Differences from encoding rows in another type of values, so far.
 pub(super) struct Difference {
     dtype: Dtype,
     again: Vec<f32>,
@@ -57,7 +57,7 @@ impl Difference {
         }
     }
 
-    /// What is to be said of a table of so many rows.
+    /// The errors to report for a table of so many rows.
     pub(super) fn told(&self, table: &str, rows: u64) -> FreezeError {
         FreezeError {
             table: table.to_owned(),

@@ -30,7 +30,7 @@ use std::sync::atomic::Ordering;
 /// The index names at most so many pages of a row, whatever is asked.
 pub const CANDIDATES_MAX: usize = 16;
 
-/// How rows are frozen.
+/// Options of a freeze.
 #[derive(Clone, Debug)]
 pub struct FreezeOptions {
     /// The commit with this step; the last one without it.
@@ -75,7 +75,7 @@ impl FreezeOptions {
     }
 }
 
-/// What a freeze did to the rows.
+/// Rows and pages of a freeze, in numbers.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Frozen {
     /// Rows frozen, each once.
@@ -90,12 +90,12 @@ pub struct Frozen {
     pub error_max: f32,
 }
 
-/// What a freeze did, and where the rows are.
+/// Results of a freeze.
 #[derive(Clone, Debug, Serialize)]
 pub struct FreezeReport {
     /// The commit that has the frozen rows.
     pub commit: CommitInfo,
-    /// What became of the rows.
+    /// Numbers of rows and pages.
     #[serde(flatten)]
     pub frozen: Frozen,
     /// Tables of which the type of values changed.
@@ -107,7 +107,7 @@ pub struct FreezeReport {
 /// Freezes the last commit of the store at `path`, or that of the step asked for, into a new store
 /// at `destination`, which must not hold a store. `plans` say which rows lie together; rows that no
 /// plan has follow in the order of the source. `progress(done, all)` counts rows and may end it by
-/// an error. What is left of one that failed or was cut off is no store; the source is not changed.
+/// an error. A freeze that failed or was cut off leaves no store; the source is not changed.
 ///
 /// *Errors*: `NotFound`, `Misuse` for a plan of other tables or pages and where the destination
 /// holds a store, `Corrupt`, `Full`, `Io`. *Durability*: the new store is durable on return.
@@ -128,7 +128,7 @@ pub fn freeze(
         tables.iter().map(|info| frozen_spec(&info.spec, info.rows, options)).collect();
     let pages = pages_of_plans(plans, &named, &specs)?;
     let target = begin_copy(&source, destination.as_ref(), None, &|target| StoreOptions {
-        // How many rows there are is known.
+        // The number of rows is known.
         check_disk: false,
         ..target
     })?;
@@ -228,7 +228,7 @@ impl Store {
     }
 }
 
-/// How a table is stored once it is frozen.
+/// The spec of a table once it is frozen.
 fn frozen_spec(spec: &TableSpec, rows: u64, options: &FreezeOptions) -> TableSpec {
     TableSpec {
         storage: StorageKind::Pages,

@@ -17,7 +17,7 @@ pub struct PlannedPages {
     pub table: Vec<u16>,
     /// Of each row in order, its key. *Shape*: (rows,).
     pub key: Vec<u64>,
-    /// Where in `replica_rows` each replica page begins, and where the last ends. *Shape*:
+    /// Offset of each replica page in `replica_rows`, and the end of the last one. *Shape*:
     /// (replica pages + 1,), or none without replicas.
     pub replica_starts: Vec<u32>,
     /// Rows of the replica pages, as places in the order.
@@ -38,7 +38,7 @@ pub(super) fn pages_of_plans(
             PageLayout::new(*page_bytes, row_bytes, 0, 0)
                 .is_ok_and(|layout| layout.rows_per_page >= plan.rows_per_page)
         };
-        // Where no page does, the plan is refused by name later.
+        // If no page does, the plan is refused by name later.
         if let Some(page_bytes) = (9..=16).map(|bits| 1 << bits).find(holds) {
             let most = pages.entry(row_bytes).or_insert(page_bytes);
             *most = page_bytes.max(*most);

@@ -1,4 +1,4 @@
-//! What a freeze takes of the disk and of the memory budget, before anything is written.
+//! Disk space and memory for a freeze, checked before anything is written.
 
 use crate::error::{Result, bail};
 use crate::storage::{PageLayout, Placement};
@@ -14,14 +14,14 @@ pub(super) const INDEX_BYTES_PER_REPLICA: u64 = 12;
 pub(super) const BUILDER_BYTES_PER_KEY: u64 = 21;
 /// Bytes of a row that is sorted beside its own.
 const SORTED_BYTES_BESIDE: u64 = 20;
-/// What frozen rows of a class take of the disk.
+/// Disk space for frozen rows of a class.
 pub(super) struct DiskNeed {
     rows: u64,
     stays: u64,
     meanwhile: u64,
 }
 
-/// What `rows` frozen rows of a class take of the disk.
+/// Disk space for `rows` frozen rows of a class.
 pub(super) fn disk_need(
     class: &Class,
     rows: u64,

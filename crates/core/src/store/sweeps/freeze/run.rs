@@ -127,7 +127,7 @@ impl<'a> Run<'a> {
                 };
                 begun.push((class, class.log.lock().begin_freeze(plan)?));
             }
-            // What a freeze that was cut off has left is gone by now.
+            // Files left by a freeze that was cut off are gone by now.
             check_disk(inner, &needs)?;
             make_index_room(inner, engine, index)?;
             let classes = tables.iter().map(|table| table.class).collect::<BTreeSet<_>>();
@@ -149,7 +149,7 @@ impl<'a> Run<'a> {
             let before = pages(class);
             done = match done {
                 Ok(()) => inner.install_whole(engine, class, unit),
-                // What of it cannot be removed now, the next freeze removes.
+                // The next freeze removes files of it that cannot be removed now.
                 Err(error) => {
                     let abandoned = class.log.lock().abandon_unit(unit, None);
                     abandoned.or(Ok(())).and(Err(error))
