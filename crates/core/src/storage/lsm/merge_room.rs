@@ -88,7 +88,7 @@ impl MergeRoom {
     pub(super) fn find(medium: &dyn Medium, class: u16) -> Result<Self> {
         let room = Self::new(class);
         let name = &room.shared.name;
-        // What lies beside the store once partitions lie apart is no room for them.
+        // A room file in the store's folder is no room for partitions that lie on another device.
         let home = medium.apart().map_or(medium, |apart| &**apart);
         let bytes = bytes_of(home, name)?;
         room.shared.room.lock().bytes = bytes.unwrap_or(0).next_multiple_of(BLOCK_BYTES);
@@ -96,8 +96,8 @@ impl MergeRoom {
         Ok(Self { is_unsure, ..room })
     }
 
-    /// Makes sure of the room that was found. What has none is given up, and so is what lies on
-    /// another device than partitions do.
+    /// Checks the room that was found. A file without room is given up, and so is one on another
+    /// device than the partitions.
     pub(super) fn make_sure(&mut self, medium: &dyn Medium) -> Result<()> {
         if !self.is_unsure {
             return Ok(());

@@ -3,8 +3,8 @@
 //!
 //! **Durable by update, outside the commit.** A change is durable when its verb returns, as far as
 //! the medium allows. So rows of such tables are never in the cache: the store reads and changes
-//! them through [`Region`], without the lock of the class. What commits, the journal and upkeep ask
-//! of a storage finds nothing to do here. `docs/decisions/0025` has the reasons.
+//! them through [`Region`], without the lock of the class. Commits, the journal and upkeep have
+//! nothing to do here. `docs/decisions/0025` has the reasons.
 
 mod place;
 mod recovery;

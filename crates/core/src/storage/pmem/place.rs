@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 const PREFIX: &str = "pmem-";
-/// What names of regions end with that are to take the place of others, and what `resize` of
+/// Suffix of the names of regions that are to replace others, and the suffix that `resize` of
 /// `crates/pmem` adds to it until they are whole.
 const RESIZED: &str = "resized";
 const UNFINISHED: &str = "resized.unfinished";
@@ -115,7 +115,7 @@ impl Place<'_> {
         Ok(made)
     }
 
-    /// Opens the region. Where it was moved to the folder apart, `writes` sets the link anew.
+    /// Opens the region. If it was moved to the folder apart, `writes` sets the link anew.
     pub(super) fn open(&self, row_bytes: usize, writes: bool) -> Result<Rows<Mapped>> {
         let own = self.own();
         let Some(path) = self.found()? else { return Err(self.missing()) };

@@ -90,7 +90,7 @@ impl PlaceRange {
     }
 }
 
-/// How the keys of a table become positions.
+/// Mapping of a table's keys to positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TableOrder {
     /// The position is the key: of dense tables.
@@ -195,7 +195,7 @@ impl Orders {
         self.all.keys().copied().filter(|table| !self.is_dropped(*table))
     }
 
-    /// How many tables there are.
+    /// Number of tables.
     pub(crate) fn table_count(&self) -> usize {
         self.all.len() - self.dropped.len()
     }

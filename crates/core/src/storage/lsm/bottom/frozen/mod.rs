@@ -27,7 +27,7 @@ pub(crate) const CANDIDATES_MOST: usize = 16;
 pub(super) struct FrozenTable {
     /// The table.
     pub(super) table: u16,
-    /// How its keys become positions.
+    /// Mapping of its keys to positions.
     pub(super) order: TableOrder,
     /// Its rows at home.
     pub(super) rows: u64,
