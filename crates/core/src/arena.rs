@@ -29,7 +29,7 @@ pub(crate) struct Arena {
 }
 
 // SAFETY: an arena only knows addresses; it reads and writes nothing through a shared reference.
-// Whoever dereferences them answers for the accesses. The mapping belongs to no thread.
+// Code that dereferences them is responsible for its accesses. The mapping belongs to no thread.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}

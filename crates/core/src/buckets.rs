@@ -8,7 +8,7 @@ use crate::hash::mix;
 use std::fmt;
 use std::str::FromStr;
 
-/// How many buckets there are.
+/// Number of buckets.
 pub const BUCKETS: usize = 1024;
 const LAST: u16 = BUCKETS as u16 - 1;
 
@@ -29,7 +29,7 @@ impl Buckets {
         self.0[usize::from(bucket / 64)] >> (bucket % 64) & 1 == 1
     }
 
-    /// How many they are.
+    /// Number of buckets in the set.
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
@@ -39,7 +39,7 @@ impl Buckets {
         self.len() == 0
     }
 
-    /// How many of the ids `0..ids` of a dense table lie in them.
+    /// Number of the ids `0..ids` of a dense table that lie in the set.
     pub fn ids_below(&self, ids: u64) -> u64 {
         let (rounds, rest) = (ids / BUCKETS as u64, ids % BUCKETS as u64);
         let of_rest = self.iter().filter(|bucket| u64::from(*bucket) < rest).count();

@@ -1,5 +1,5 @@
-//! Which rows have come, while somebody wants to know: a reader that is about to move to another
-//! commit drops what has changed, and what came again in the meantime.
+//! Notes of the rows that arrive while they are wanted: a reader that is about to move to another
+//! commit drops the rows that changed, and those that came again in the meantime.
 
 use super::Cache;
 use parking_lot::Mutex;

@@ -119,11 +119,11 @@ pub struct Cache {
     counters: Counters,
     /// Rows that the last capture marked.
     captured: AtomicU64,
-    /// How many of the rows used last stay in each set while there are others.
+    /// Number of the rows used last that stay in each set while it has others.
     recent: AtomicU8,
-    /// When rows are used next, once somebody tells.
+    /// The next uses of rows, once they are known.
     next_uses: OnceLock<NextUses>,
-    /// Which rows are held.
+    /// The rows that are held.
     held: Held,
     /// Ways that all sets still have.
     ways: AtomicUsize,
@@ -193,8 +193,8 @@ impl Cache {
         self.locator.hashed(hash)
     }
 
-    /// Where a dense row lies, from its running number in the class (the table's first number plus
-    /// the id).
+    /// The location of a dense row, from its running number in the class (the table's first number
+    /// plus the id).
     ///
     /// Each aligned block of as many numbers as there are sets puts one row in each set, from a
     /// start that differs from block to block. So rows 0 to 32 × sets all fit at once, and strided
@@ -424,7 +424,7 @@ impl Cache {
         }
     }
 
-    /// How many sets there are.
+    /// Number of sets.
     pub fn sets(&self) -> u32 {
         self.sets.count()
     }

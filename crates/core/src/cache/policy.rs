@@ -20,7 +20,7 @@ pub(crate) struct Uses {
     /// Recency: of the k rows in a set, the one used last has rank 0, the one used longest ago
     /// rank k − 1. Ranks of empty ways mean nothing.
     pub ranks: [u8; WAYS_MAX],
-    /// How often each row was used, fading: 4 bits a way, the even way low.
+    /// Number of uses of each row, fading: 4 bits a way, the even way low.
     pub counts: [u8; WAYS_MAX / 2],
 }
 

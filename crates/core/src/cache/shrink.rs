@@ -38,7 +38,7 @@ pub enum TakeWay {
     Floor,
 }
 
-/// Which rows may leave a cache that shrinks.
+/// The rows that may leave a cache that shrinks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaving {
     /// All.
@@ -104,9 +104,9 @@ impl Cache {
         TakeWay::Released(self.sets.way_bytes() as u64)
     }
 
-    /// Grows behind every step that may have moved rows to other slots. Who goes by slots reads it
-    /// before it looks them up, and once more while nobody shrinks the cache: as long as it is the
-    /// same, rows are where they were.
+    /// Grows behind every step that may have moved rows to other slots. A caller that addresses
+    /// rows by slot reads it before it looks them up, and once more while no thread shrinks the
+    /// cache: if it is unchanged, the rows are in the same slots.
     pub fn moves(&self) -> u64 {
         self.moves.load(Ordering::Relaxed)
     }

@@ -27,7 +27,7 @@ impl Cache {
         self.captured.store(rows, Ordering::Relaxed);
     }
 
-    /// How many rows the last capture marked. Fewer may be left.
+    /// Number of rows that the last capture marked. Fewer may be left.
     pub fn captured_rows(&self) -> u64 {
         self.captured.load(Ordering::Relaxed)
     }
