@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Bytes that are read and dropped of one connection, and of one that has not given the password.
 const BYTES_MAX: usize = 256 << 20;
 const BYTES_OUTSIDE_MAX: usize = 4 << 20;
-/// How long a client has to end its side, once it was sent why.
+/// The time that a client has to end its side, once it was sent the reason.
 const TIME_MAX: Duration = Duration::from_secs(30);
 const TIME_OUTSIDE_MAX: Duration = Duration::from_secs(5);
 

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How long it sleeps when it has nothing to do on a timer.
+/// The longest sleep without a task on a timer.
 const LONG: Duration = Duration::from_secs(3600);
 /// The highest step of a commit.
 pub(crate) const STEP_MOST: u64 = i64::MAX as u64;

@@ -191,7 +191,7 @@ fn bad_requests_get_errors_that_name_what_is_wrong_and_the_next_one_is_served() 
         let reply = client.say(line);
         assert!(reply.error().contains(said), "{line}: {reply:?}");
     }
-    // What was refused has left nothing behind.
+    // Refused requests have left nothing behind.
     assert_eq!(pulled(&client.say("EMB.PULL user 2")), (vec![], row(0, 2)));
 }
 

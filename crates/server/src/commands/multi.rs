@@ -58,7 +58,7 @@ pub(crate) struct Queue {
     ends: Vec<usize>,
     /// Whether a request was refused: none of them will run.
     has_failed: bool,
-    /// How many have run.
+    /// Number of requests that have run.
     run: usize,
 }
 

@@ -104,7 +104,7 @@ impl fmt::Debug for Views {
 }
 
 impl Chunk {
-    /// How many bytes go out.
+    /// Number of bytes to send.
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Text(bytes) => bytes.len(),

@@ -11,14 +11,15 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How often it looks.
+/// The interval between two checks.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// A socket, to be cut off.
 pub(crate) type Socket = dyn AsFd + Send + Sync;
 
-/// What a thread sends without copies with. Held while chunks are shared with the kernel or come
-/// back from it, so that it is known who has them last; nobody waits for anything meanwhile.
+/// The ring with which a thread sends without copies. Held while chunks are shared with the kernel
+/// or come back from it, so that the last holder of each is known; no thread waits for anything
+/// meanwhile.
 pub(crate) type Ring = Mutex<ZeroCopy<Flight>>;
 
 /// A send that the kernel is not done with.

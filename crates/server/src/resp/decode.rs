@@ -5,9 +5,9 @@
 //! between quotation marks: other arguments are ranges of the caller's buffer. It allocates for
 //! arguments that are there, never for what a length says.
 //!
-//! A request beyond a limit whose lengths are numbers is skipped: its bytes are for the caller to
-//! drop as they come, and it ends in what was wrong with it. What is no request, or announces more
-//! than may be skipped, is the end of its connection.
+//! A request beyond a limit whose lengths are numbers is skipped: the caller drops its bytes as
+//! they come, and it ends in the error. Bytes that are no request, or announce more than may be
+//! skipped, end their connection.
 
 use super::words::split_quoted;
 use crate::stream::HANDSHAKE;
@@ -401,7 +401,7 @@ impl<'a> Arguments<'a> {
         Self { bytes, ranges }
     }
 
-    /// How many there are.
+    /// Number of arguments.
     pub(crate) fn len(&self) -> usize {
         self.ranges.len()
     }
