@@ -1,4 +1,4 @@
-//! Whatever bytes lie in the files of a store: an error or the right rows, never a panic.
+//! Arbitrary bytes in the files of a store give an error or the right rows, never a panic.
 //!
 //! Two loops over mutations of a small store. Bytes that break a checksum must end in an error that
 //! says damage, or in exactly the rows of the last commit. Bytes with a valid checksum over
@@ -19,8 +19,8 @@ const DIM: usize = 5;
 const STEPS: u64 = 6;
 const RECORD_HEADER_BYTES: usize = 16;
 const JOURNAL_HEADER_BYTES: usize = 40;
-/// What a process may map, in KiB: far above what a small store needs, far below what sizes in its
-/// files could ask for.
+/// Address space of a process, in KiB: far above the needs of a small store, far below what sizes
+/// in its files could ask for.
 const ADDRESS_KIB: u64 = 2 << 20;
 
 /// Files of a store by name.
