@@ -141,8 +141,9 @@ impl Life<'_> {
         }
     }
 
-    /// What the schedule says of the keys of a batch: of each the same stretch, whatever batch it
-    /// is in, so that it is right now and then. In a scheduled life it is right about most.
+    /// The schedule's next uses of the keys of a batch: for each key the same stretch, whatever
+    /// batch it is in, so that it is right now and then. In a scheduled life it is right about
+    /// most.
     fn next_uses(&self, keys: &[u64]) -> Vec<u16> {
         if !self.plan.schedules {
             return Vec::new();

@@ -163,7 +163,7 @@ impl Kind {
 pub(crate) struct TablePlan {
     pub(crate) spec: Rc<TableSpec>,
     pub(crate) layout: RowLayout,
-    /// How many keys verbs draw from, and how they look.
+    /// Number of keys that verbs draw from, and the style of their numbers.
     pub(crate) keys: u64,
     pub(crate) style: u64,
     /// Of so many operations one adds the table; 0: it is there from the start.
