@@ -81,7 +81,7 @@ impl<M: Medium> PetHash<M> {
         Self { region }
     }
 
-    /// How many buckets there are.
+    /// Number of buckets.
     pub fn buckets(&self) -> u64 {
         self.region.geometry.buckets
     }
@@ -263,7 +263,7 @@ impl<M: Medium> PetHash<M> {
         self.print(change, bucket, slot, print);
     }
 
-    /// Adds to a change that a bucket, which is held, has another version. Whoever replays that
+    /// Adds to a change that a bucket, which is held, has another version. A replay of the change
     /// stores a lock of a dead process, which binds nobody.
     pub(crate) fn bump(&self, change: &mut Change, bucket: u64) {
         change.store(self.word(bucket) + STATE, self.state(bucket).bumped().0);
@@ -330,8 +330,8 @@ impl<M: Medium> PetHash<M> {
         }
     }
 
-    /// Calls `look` with a key's value, or [`ABSENT`], while no other thread can change it. What
-    /// it is told is durable after the next fence, although a dead process may have stored it.
+    /// Calls `look` with a key's value, or [`ABSENT`], while no other thread can change it. The
+    /// value is durable after the next fence, although a dead process may have stored it.
     ///
     /// # Errors
     /// `Corrupt` where a damaged bucket may hide the key.

@@ -48,7 +48,7 @@ impl fmt::Display for Durability {
 /// the store, and then a [`fence`](Self::fence) by the same thread has returned. Before that it may
 /// become durable at any time, in any order with other words.
 pub trait Medium: Send + Sync {
-    /// How many words there are.
+    /// Number of words.
     fn words(&self) -> usize;
 
     /// A word (acquire).
@@ -63,10 +63,10 @@ pub trait Medium: Send + Sync {
     /// Begins to write words back.
     fn flush(&self, words: Range<usize>);
 
-    /// Waits until what this thread has flushed is durable. May do I/O.
+    /// Waits until all words that this thread has flushed are durable. May do I/O.
     ///
     /// # Errors
-    /// `Io` where the device fails. What is durable is then unknown.
+    /// `Io` if the device fails. It is then unknown which words are durable.
     fn fence(&self) -> Result<()>;
 
     /// The durability of the medium.

@@ -14,7 +14,7 @@ use crate::hash::{PROBES_MAX, PetHash};
 use crate::medium::Medium;
 use crate::slot_word::{has_no_check, without_row};
 
-/// How many buckets ahead the pass asks a disk for them, and after how many it writes back.
+/// Number of buckets ahead that the pass asks a disk for, and of those between two write-backs.
 const BUCKETS_AT_ONCE: u64 = 2048;
 
 impl<M: Medium> PetHash<M> {
@@ -39,7 +39,7 @@ impl<M: Medium> PetHash<M> {
         self.region.end_checks()
     }
 
-    /// How many keys pass each bucket, by where they lie.
+    /// Number of keys that pass each bucket, by their places.
     fn count_passed(&self) -> Vec<u16> {
         let mut passed = vec![0u16; self.buckets() as usize];
         for bucket in 0..self.buckets() {
