@@ -1,7 +1,7 @@
 //! Buckets: the parts of every table that machines divide among them.
 //!
-//! A key is in the same one of 1,024 buckets for ever, whoever asks, and rows move between machines
-//! a bucket at a time. `docs/formats/wire.md` tells other programs how to compute it.
+//! A key is in the same one of 1,024 buckets for ever, on every machine, and rows move between
+//! machines a bucket at a time. `docs/formats/wire.md` tells other programs how to compute it.
 
 use crate::error::{Error, Result, bail};
 use crate::hash::mix;

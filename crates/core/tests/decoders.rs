@@ -249,7 +249,7 @@ fn broken_bytes_are_reported_or_harmless_and_never_a_wrong_row() {
     assert!(found > rounds() / 4, "only {found} of {} did any harm", rounds());
 }
 
-/// Changes bytes as one would who knows what they mean: digits stay digits.
+/// Changes bytes in a way that keeps their form: digits stay digits.
 fn mutate(bytes: &mut [u8], random: &mut Random) {
     if bytes.is_empty() {
         return;

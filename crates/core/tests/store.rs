@@ -1,5 +1,5 @@
-//! Stores in real directories: who may open them, what readers and copies see, what is refused and
-//! how it is said, forks.
+//! Stores in real directories: who may open them, the views of readers and copies, refusals and
+//! their messages, forks.
 #![expect(unsafe_code, reason = "fork has no safe interface")]
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 

@@ -10,7 +10,7 @@
 //! | 5 + 2 i | its value |
 //!
 //! A fingerprint of 0 says that the slot is free; storing another publishes key and value. Values
-//! are one word each, which changes alone: who keeps them checks them (`slot_word.rs`).
+//! are one word each, which changes alone: their users check them (`slot_word.rs`).
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -62,7 +62,7 @@ const PRINTS_OF_SECOND: u64 = (1 << OVERFLOW_SHIFT) - 1;
 const LOWEST: u64 = 0x0101_0101_0101_0101;
 const HIGHEST: u64 = LOWEST << 7;
 
-/// The word that tells who holds a bucket and how often it was changed.
+/// The word with the lock of a bucket, the opening that locked it, and its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct State(pub(crate) u64);
 

@@ -36,8 +36,8 @@ impl<M: Medium> Region<M> {
         if self.is_sound(bucket) { Ok(()) } else { self.verify_again(bucket) }
     }
 
-    /// The words may have been loaded while somebody stored them. (Locks do not tell: who asks may
-    /// hold the bucket.)
+    /// Looks again, because the words may have been loaded while another thread stored them. (Locks
+    /// do not tell: the caller may hold the bucket.)
     #[cold]
     fn verify_again(&self, bucket: u64) -> Result<()> {
         loop {

@@ -15,8 +15,8 @@
 //!
 //! **Damage.** Each bucket has a check of its fingerprints, counter and keys. A reader that finds a
 //! key needs none: the row says whose it is. One that finds nothing compares the check of every
-//! bucket that it has visited, as does whoever changes a bucket. A check that does not match in a
-//! bucket that nobody has changed meanwhile is damage, and never "no such key".
+//! bucket that it has visited, and so does a thread before it changes a bucket. A check that does
+//! not match in a bucket that nobody has changed meanwhile is damage, and never "no such key".
 //!
 //! **Crashes.** A known key's value is one word. Everything else changes several, all or none of
 //! them, with the check (`redo.rs`).
@@ -105,7 +105,7 @@ impl<M: Medium> PetHash<M> {
     #[inline(always)]
     pub(crate) fn prints(&self, bucket: u64) -> Prints {
         let word = self.word(bucket) + PRINTS;
-        // In this order: whoever takes a key away has counted it before.
+        // In this order: a thread that takes a key away has counted it before.
         let first = self.region.medium.load(word);
         Prints([first, self.region.medium.load(word + 1)])
     }
@@ -255,7 +255,7 @@ impl<M: Medium> PetHash<M> {
         key: u64,
         value: u64,
     ) {
-        // Pairs with the loads in `try_find`: who sees the new key sees the new version.
+        // Pairs with the loads in `try_find`: a reader that sees the new key sees the new version.
         self.set_state(bucket, State::bumped);
         let word = self.key_word(bucket, slot);
         change.store(word, key);

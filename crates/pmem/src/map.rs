@@ -29,7 +29,7 @@ pub struct Mapped {
     words: usize,
     durability: Durability,
     write_back: WriteBack,
-    /// Held during `msync`: who fences later waits for it.
+    /// Held during `msync`: later fences wait for it.
     unsynced: Mutex<Unsynced>,
     /// A bit for each page that was read ahead since the mapping was made; empty if none need be.
     expected: Box<[AtomicU64]>,

@@ -1,7 +1,7 @@
 //! The memory that the rest of this crate needs: words, and how they become durable.
 //!
 //! All access is by words of 8 bytes, the unit that a power cut leaves whole. Loads acquire and
-//! stores release, so that what was stored before a word is seen by whoever sees that word.
+//! stores release, so that a reader which sees a word sees all that was stored before it.
 
 use crate::error::Result;
 use std::fmt;

@@ -34,7 +34,7 @@ pub(crate) struct Stores {
 }
 
 impl Stores {
-    /// Before the first word: who sees that sees this.
+    /// Before the first word: a reader that sees the word sees this.
     fn begin(&self) {
         self.begun.fetch_add(1, Ordering::AcqRel);
     }

@@ -67,7 +67,7 @@ pub struct Geometry {
     pub(crate) buckets: u64,
     /// Places for rows: more than `capacity`, because a changed row is written beside the old one.
     pub(crate) row_slots: u64,
-    /// Makes the places of keys unknown to who chooses keys.
+    /// Hides the places of keys from clients that choose their keys.
     pub(crate) salt: u64,
 }
 

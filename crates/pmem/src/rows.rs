@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Keys of one reading: slots that are replaced during it are not used again, so a longer one would
-/// hold up who changes rows.
+/// hold up writers.
 const AT_ONCE: usize = 1024;
 /// Number of rows ahead whose memory is prefetched.
 pub(crate) const ROWS_AHEAD: usize = 6;

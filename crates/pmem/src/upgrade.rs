@@ -5,8 +5,8 @@
 //! bucket has its check. No row is read.
 //!
 //! A bucket that contradicts itself (a fingerprint that is not the key's, a key that no look-up
-//! finds there, a counter that is wrong) gets a check that does not match: from then on it is
-//! damage to whoever looks for a key in it.
+//! finds there, a counter that is wrong) gets a check that does not match: from then on a look-up
+//! of a key in it reports damage.
 
 use crate::bucket::{CHECK, SLOTS, check_of};
 use crate::error::Result;

@@ -191,9 +191,9 @@ pub(crate) fn hand_over_logs(py: Python<'_>, is_last: bool) {
     }
 }
 
-/// Has records written to standard error by whoever makes them, from now on: those of this level
-/// (`error`, `warn`, `info`, `debug`) and worse. The descriptor is copied, so that no file that is
-/// opened later ever gets a line. Once for a process.
+/// Has records written to standard error by the thread that makes them, from now on: those of this
+/// level (`error`, `warn`, `info`, `debug`) and worse. The descriptor is copied, so that no file
+/// that is opened later ever gets a line. Once for a process.
 #[pyfunction]
 pub(crate) fn log_to_stderr(level: &str) -> PyResult<()> {
     let level: Level = level.parse().map_err(|_| {

@@ -16,7 +16,7 @@ pub(crate) const BUFFER_BYTES: usize = 64 << 10;
 const LEFT_AFTER: Duration = Duration::from_millis(250);
 /// Most bytes of idle read buffers of a thread.
 const IDLE_BYTES: usize = 4 << 20;
-/// Replies that may wait of who has not given the password.
+/// Bytes of replies that may wait for a client without the password.
 const OUTSIDE_BYTES: usize = 16 << 10;
 
 /// A connection and what is under way on it.

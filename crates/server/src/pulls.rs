@@ -218,7 +218,7 @@ impl Pulls {
             self.choose(plan);
         }
         self.copy(store, Part::is_copied);
-        // Last, because whoever has rows lent must not wait for a writer.
+        // Last, because a thread that has rows lent must not wait for a writer.
         if !self.lend(store) {
             let is_refused = |part: &Part| !part.is_copied();
             self.copy(store, is_refused);
@@ -416,8 +416,8 @@ impl Pulls {
         self.idle_bytes = 0;
     }
 
-    /// Memory for so many values, which hold anything. It is not much larger than that: who takes
-    /// small replies late must not hold the memory of large ones.
+    /// Memory for so many values, which hold anything. It is not much larger than that: a client
+    /// that takes small replies late must not hold the memory of large ones.
     fn take_buffer(&mut self, values: usize) -> Vec<f32> {
         let fits = |rows: &Vec<f32>| (values..=values * 4 + 1024).contains(&rows.len());
         let Some(rows) = self.idle.iter().rposition(fits).and_then(|at| self.idle.remove(at))

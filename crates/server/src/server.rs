@@ -45,7 +45,7 @@ struct Threads {
     loans: Option<Thread>,
     timer: Thread,
     hot: Thread,
-    /// Those for who watches: one that answers, and one that looks.
+    /// The threads for monitors: one that answers, and one that samples.
     watch: Option<(Thread, Thread)>,
 }
 

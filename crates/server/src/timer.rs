@@ -142,8 +142,8 @@ fn on_timer(shared: &Arc<Shared>, has_new_table: &mut bool) {
     }
 }
 
-/// Runs a task, and tells who asks for the server's health how it went. A task that a client should
-/// not have asked for tells nothing of it.
+/// Runs a task, and records its result for the health of the server. A task that a client should
+/// not have asked for records nothing.
 fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Finished> {
     let begin = Instant::now();
     let (what, done) = match task {

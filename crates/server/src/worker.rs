@@ -603,8 +603,8 @@ impl Worker {
         }
     }
 
-    /// Keeps the memory of requests and replies within its bound: of who has most of it. One that
-    /// was sending is told why.
+    /// Keeps the memory of requests and replies within its bound: closes the connections that hold
+    /// most. One that was sending gets the reason.
     fn close_greediest(&mut self) {
         while self.has_too_much(0) {
             let counted = |c: &Option<Connection>| c.as_ref().map_or(0, |c| c.counted);

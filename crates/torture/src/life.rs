@@ -173,7 +173,7 @@ impl<'c> Life<'c> {
         self.store.as_ref().expect("a store is open between operations")
     }
 
-    /// The open store, for who opens another.
+    /// Takes the open store, so that another can be opened.
     pub(crate) fn take_store(&mut self) -> Option<Store> {
         self.announced.clear();
         self.store.take()

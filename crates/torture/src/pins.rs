@@ -112,7 +112,7 @@ impl Life<'_> {
         }
     }
 
-    /// Takes all names away, as somebody does who needs the room.
+    /// Takes all names away, as a user that needs the room would.
     pub(crate) fn unpin_all(&mut self) -> Step {
         for name in self.pins.clone().into_keys() {
             if self.is_poisoned() || self.medium.power_is_off() {

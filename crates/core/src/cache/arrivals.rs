@@ -29,7 +29,7 @@ impl Cache {
     /// resident, or is removed, it is known when it comes.
     pub fn note_arrivals(&self) {
         *self.arrivals.rows.lock() = Rows::default();
-        // The lock of a set orders it with who notes.
+        // The lock of a set orders this with the notes of arrivals.
         self.arrivals.is_noted.store(true, Ordering::Relaxed);
     }
 

@@ -63,7 +63,7 @@ fn reduce(hash: u64, sets: u32) -> u32 {
 /// Largest number of dense rows per set of a cache that set and tag alone can tell apart.
 pub(super) const ROWS_PER_SET_MAX: u64 = FIRST_INEXACT as u64 - 1;
 
-/// Bytes of a cache that do not depend on its shape: the begins of blocks.
+/// Bytes of a cache that do not depend on its shape: the starts of blocks.
 pub(crate) const CACHE_FIXED_BYTES: u64 = (STARTS * size_of::<u32>()) as u64;
 
 /// The number of blocks of rows of which an eighth fits. With less memory storage sets the pace,

@@ -2,12 +2,12 @@
 //!
 //! A [`Cache`] is many small sets of up to 32 rows. A key belongs to one set ([`Location`]);
 //! look-up, recency, victim, dirty bit and lock stay inside it. There is no second hash table, no
-//! list, and no allocation after [`Cache::new`]. A row costs 8 bytes of metadata beside its
-//! own, and a header of 16 (key, origin, table) unless all rows are dense and set and tag
-//! tell which one it is ([`Cache::of_dense_rows`]). Policies choose who leaves; they never move. A
+//! list, and no allocation after [`Cache::new`]. A row costs 8 bytes of metadata beside its own,
+//! and a header of 16 (key, origin, table) unless all rows are dense and set and tag tell which one
+//! it is ([`Cache::of_dense_rows`]). Policies choose the row that leaves; they never move one. A
 //! hit touches one line of the set's and the row; the header only where a tag does not tell the
-//! row; a change that makes a row dirty one line more, for its stamp, where that does not lie
-//! behind the row.
+//! row; a change that makes a row dirty one line more, for its stamp, if that does not lie behind
+//! the row.
 //!
 //! The cache does no I/O and knows no layout: rows come in through [`Cache::admit`], whose callback
 //! fills them, and leave through its victim callback. An *origin* is an opaque word of the layout

@@ -53,9 +53,9 @@ pub(super) struct Set {
     pub(super) tags: Tags,
     /// Odd while somebody holds the set; even numbers grow from one holder to the next.
     lock: AtomicU32,
-    /// Bit per way: its row was used since the policy looked last. A hint: who sets a bit without
-    /// the lock may undo what another thread does at the same moment, so that a use is forgotten or
-    /// an empty way looks used.
+    /// Bit per way: its row was used since the policy looked last. A hint: a thread that sets a bit
+    /// without the lock may undo what another thread does at the same moment, so that a use is
+    /// forgotten or an empty way looks used.
     used: AtomicU32,
     /// Bit per way: its row differs from the copy on storage. Written by the lock's holder, read by
     /// anyone.
@@ -308,8 +308,8 @@ impl Sets {
         if set.lock.fetch_or(1, Ordering::Acquire) & 1 != 0 {
             wait_for(&set.lock);
         }
-        // No write of the holder is seen by who does not see the odd number: pairs with the acquire
-        // fence in `gather`.
+        // A thread that does not see the odd number sees no write of the holder: pairs with the
+        // acquire fence in `gather`.
         fence(Ordering::Release);
         LockedSet { sets: self, set, index }
     }
@@ -418,8 +418,8 @@ impl Sets {
         let slots = way * self.count as usize;
         // SAFETY: references to headers, rows and stamps are lent only by `LockedSet`, for usable
         // ways, and end with its lock. Each set was just seen, under its lock, to use fewer ways,
-        // and `usable` grows only in `extend`, under `resizing`. A copy of a row without the lock
-        // has no reference, reads zeros, and finds that the version moved.
+        // and `usable` grows only in `extend`, under `resizing`. A thread that copies a row without
+        // the lock has no reference, reads zeros, and finds that the version moved.
         unsafe {
             if let Some(headers) = &self.headers {
                 headers.release(slots * HEADER_BYTES..headers.len());

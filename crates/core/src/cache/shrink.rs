@@ -88,7 +88,8 @@ impl Cache {
             }
             shrinking.next += 1;
         };
-        // Behind the moves: who has looked slots up amid them sees it when this step is over.
+        // Behind the moves: a caller that has looked slots up amid them sees it when this step is
+        // over.
         if shrinking.next > begin {
             self.moves.fetch_add(1, Ordering::Relaxed);
         }

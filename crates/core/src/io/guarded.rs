@@ -81,7 +81,7 @@ impl GuardedMedium {
             _ => {}
         }
         let to = medium.open(&copy, OpenMode::CreateNew)?;
-        // All of its room, for who writes it counts on that.
+        // All of its room, because writes of the store count on that.
         to.allocate(0, bytes)?;
         let mut portion = vec![0; PORTION_BYTES.min(bytes as usize)];
         let mut at = 0;

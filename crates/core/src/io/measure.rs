@@ -115,7 +115,7 @@ impl DeviceCurve {
 
 /// Measures random reads of each of `sizes`, `depth` in flight. Sizes that the medium's alignment
 /// or the file's length excludes are left out. The sizes take turns, `slice` each, and of its turns
-/// each size keeps the best: whoever else uses the device can only make one worse.
+/// each size keeps the best: other users of the device can only make one worse.
 ///
 /// The file must hold written data: file systems answer holes and reserved blocks without asking
 /// the device, and a buffered medium answers from memory what it wrote a moment ago.

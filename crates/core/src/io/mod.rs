@@ -153,8 +153,8 @@ pub trait Medium: Send + Sync + Debug {
     /// Locks a file alone, without waiting, and creates it where there is none. Opening and closing
     /// the file elsewhere does not end the lock.
     fn lock(&self, name: &str) -> Result<Locking>;
-    /// As `lock`, for who only wants to know whether anybody has the file locked: it must exist, or
-    /// is `NotFound`, and need not be writable. Others who only look may lock it at once.
+    /// As `lock`, for a caller that only wants to know whether the file is locked: it must exist,
+    /// or is `NotFound`, and need not be writable. Several such callers may lock it at once.
     fn lock_to_look(&self, name: &str) -> Result<Locking>;
     /// The state of a file; `NotFound` for a missing one.
     fn state_of(&self, name: &str) -> Result<FileState>;
@@ -224,9 +224,9 @@ pub trait File: Send + Sync + Debug {
     /// the length is as before. Durable, like a write, after `sync`.
     fn allocate(&self, offset: u64, bytes: u64) -> Result<()>;
     /// Gives the room of `offset..offset + bytes` back to the file system. The length stays, the
-    /// range reads as zero, and whoever writes there needs room again. False where the medium
-    /// cannot do that: nothing changed then. Durable, like a write, after `sync`: a power cut
-    /// before may bring bytes and room back.
+    /// range reads as zero, and a write there needs room again. False if the medium cannot do that:
+    /// nothing changed then. Durable, like a write, after `sync`: a power cut before may bring
+    /// bytes and room back.
     fn give_back(&self, offset: u64, bytes: u64) -> Result<bool>;
     /// Cuts the file to `bytes`, or extends it by zeros without reserving room.
     fn set_len(&self, bytes: u64) -> Result<()>;
@@ -312,10 +312,10 @@ pub struct Completion {
 
 /// Requests in flight, at most `depth`, over the queue's own aligned buffers.
 ///
-/// A buffer is free, acquired (the caller may read and write it), being read into (nobody may
-/// touch it) or being written from (it may be read, not changed); wrong use asserts, as do
-/// requests that break the alignment, the depth or the buffer's size. Requests in flight have no
-/// order: whoever needs one waits. A queue serves files of its own medium only.
+/// A buffer is free, acquired (the caller may read and write it), being read into (nobody may touch
+/// it) or being written from (it may be read, not changed); wrong use asserts, as do requests that
+/// break the alignment, the depth or the buffer's size. Requests in flight have no order: a caller
+/// that needs one waits for both ends. A queue serves files of its own medium only.
 ///
 /// Dropping a queue waits for what is in flight. A forked child must not use a queue it inherited,
 /// not even look at its buffers; dropping it there does nothing.

@@ -23,8 +23,8 @@ pub struct RoutedMedium {
     prefix: &'static str,
     /// Both take their room from one file system.
     shares_device: bool,
-    /// Held during a sync of names: a caller that comes meanwhile waits for it, and is covered by
-    /// it.
+    /// Held during a sync of names: a caller that comes meanwhile waits until its changes are
+    /// durable, too.
     syncing: Mutex<()>,
 }
 

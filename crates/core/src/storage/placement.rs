@@ -11,7 +11,7 @@ pub(crate) struct Placement {
     pub rows: Vec<(u16, u64)>,
     /// The end in `rows` of each home page.
     pub page_ends: Vec<u32>,
-    /// Begin of each replica page in `replica_rows`, and the end of the last one; empty without
+    /// Start of each replica page in `replica_rows`, and the end of the last one; empty without
     /// replicas.
     pub replica_starts: Vec<u32>,
     /// Rows of the replica pages, as places in `rows`.

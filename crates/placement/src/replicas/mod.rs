@@ -139,7 +139,7 @@ pub fn connectivity(
     Ok(pages)
 }
 
-/// Whether a caller who has seen `pages` pages wants more of them.
+/// Whether a caller that has seen `pages` pages wants more of them.
 fn go_on(next: Next, pages: usize) -> Result<bool> {
     match next {
         Next::Continue => Ok(true),

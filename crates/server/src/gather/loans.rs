@@ -1,6 +1,6 @@
 //! Rows that are lent to the kernel for longer than a call, and the thread that ends that.
 //!
-//! A thread that serves may wait in a verb of the store for a writer who waits for rows that this
+//! A thread that serves may wait in a verb of the store for a writer that waits for rows that this
 //! same thread has lent, and a commit that waits for one may be between them. So rows are given
 //! back by a thread that never waits for the store.
 
@@ -108,8 +108,8 @@ impl Loans {
     }
 }
 
-/// Gives back what is wanted or late and the kernel is done with, and cuts off who has it for too
-/// long. Returns how many.
+/// Gives chunks back that are wanted or late and that the kernel is done with, and cuts off
+/// connections that hold some for too long. Returns the number of chunks.
 fn tend(ring: &Ring) -> usize {
     let mut ring = ring.lock();
     // A later send may have learnt that an earlier one has ended, before its thread has.

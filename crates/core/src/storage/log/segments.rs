@@ -12,7 +12,7 @@
 //! by cleaning, which could release nothing of them.
 //!
 //! A filling of a segment begins at its first page, and the sequences of a class rise with every
-//! page. So the newest sequence of the class at the begin of a filling separates the pages of the
+//! page. So the newest sequence of the class at the start of a filling separates the pages of the
 //! filling from all that lay in their places before, and a page whose write was lost is noticed.
 //!
 //! A free segment is *ready*: it has room on disk and may be opened; *absent*: its room was given

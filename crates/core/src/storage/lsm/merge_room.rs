@@ -83,12 +83,12 @@ impl MergeRoom {
         Self { shared: Arc::new(shared), lent: None, is_unsure: false }
     }
 
-    /// That of an earlier life, for one who may write. Nothing is changed before
+    /// The room left by an earlier process, for a process that may write. Nothing is changed before
     /// [`make_sure`](Self::make_sure).
     pub(super) fn find(medium: &dyn Medium, class: u16) -> Result<Self> {
         let room = Self::new(class);
         let name = &room.shared.name;
-        // A room file in the store's folder is no room for partitions that lie on another device.
+        // A room file in the store's folder is no room for partitions that lie apart.
         let home = medium.apart().map_or(medium, |apart| &**apart);
         let bytes = bytes_of(home, name)?;
         room.shared.room.lock().bytes = bytes.unwrap_or(0).next_multiple_of(BLOCK_BYTES);

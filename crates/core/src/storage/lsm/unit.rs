@@ -14,7 +14,7 @@ const DEPTH: usize = 64;
 const LONGEST_PARTS: usize = 4;
 
 /// A merge that is about to begin. Its buffers and its first read are left to the first step, so
-/// that nobody waits for them who has the class.
+/// that the holder of the class lock does not wait for them.
 pub(super) struct Planned {
     pub(super) medium: Arc<dyn Medium>,
     pub(super) plan: MergePlan,

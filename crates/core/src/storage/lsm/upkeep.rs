@@ -1,7 +1,7 @@
 //! Upkeep: cleaning of the top, and merges of the top into the bottom.
 //!
 //! A merge is due when the top has more than its share of all rows. The choice of the partition is
-//! in [`pick`](super::pick), the begin of the merge in [`begin`](super::begin). Rows that come to
+//! in [`pick`](super::pick), the start of the merge in [`begin`](super::begin). Rows that come to
 //! the top pay for steps of the merge, in proportion to the bytes that they make it write.
 
 use super::begin::Refused;

@@ -130,7 +130,7 @@ impl Place<'_> {
             remove_name(&new.with_extension(UNFINISHED))?;
             self.separate(&path)?;
         }
-        // A region of an earlier version gets its checks from who may write it.
+        // A process that may write gives a region of an earlier version its checks.
         let opened = if writes { Rows::open(&path) } else { Rows::open_to_read(&path) };
         let rows = opened.map_err(|error| self.named(told(error)))?;
         let owner = rows.owner().map_err(|error| self.named(told(error)))?;

@@ -2,7 +2,7 @@
 //! large buffers, which the device works on while the next one fills.
 //!
 //! The header is written last, when pages and footer are durable. Until then, and after any
-//! failure, the file is not a partition to anyone who opens it.
+//! failure, the file cannot be opened as a partition.
 
 use super::file::{Facts, Shape, encode_header, file_name, header_sum};
 use super::order::PlaceRange;

@@ -1,6 +1,6 @@
 //! An open partition: which page may hold a row, whether a page is sound, where in it a row is.
 //!
-//! Opening reads the header and the footer; pages are read by whoever wants rows.
+//! Opening reads the header and the footer; pages are read when rows are asked for.
 
 use super::candidates::Candidates;
 use super::file::{self, Body, Facts, Section, Shape, damaged};

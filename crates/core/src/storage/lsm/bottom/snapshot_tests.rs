@@ -278,7 +278,7 @@ fn a_file_stays_until_no_commit_from_before_its_edit_is_kept() {
     assert_eq!(bottom.retired_bytes_between(2, 3), each[1] + each[2]);
     assert_eq!(bottom.retired_bytes_between(3, 9), 0);
     assert_eq!(bottom.disk_bytes(), each.iter().sum::<u64>());
-    // Bytes that commits will release are not those that readers of commit 1 keep.
+    // The bytes that later commits release do not include the file that readers of commit 1 keep.
     assert_eq!(bottom.coming_bytes(), each[..3].iter().sum::<u64>());
     bottom.drop_commits_before(1, 2);
     assert_eq!(bottom.coming_bytes(), each[1] + each[2]);
