@@ -46,7 +46,7 @@ impl Buckets {
         rounds * self.len() as u64 + of_rest as u64
     }
 
-    /// Those of it and of another set.
+    /// The union with another set.
     pub fn with(&self, other: &Self) -> Self {
         Self(std::array::from_fn(|word| self.0[word] | other.0[word]))
     }

@@ -73,7 +73,7 @@ impl Clip {
     }
 }
 
-/// By how much a norm is scaled to stay within a bound, at most 1.
+/// The factor that scales a norm to stay within a bound, at most 1.
 ///
 /// A norm of NaN gives NaN, as torch's does: gradients that were let through without being finite
 /// have no norm to be scaled to.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Readings that may be under way at once. The next one waits.
 const READINGS_MAX: usize = 1024;
-/// Those of them that outlast a call: they leave places for the others.
+/// Largest number of readings that outlast a call: they leave places for the others.
 const LENT_MAX: usize = READINGS_MAX / 2;
 
 /// One place to a cache line: readers do not meet.

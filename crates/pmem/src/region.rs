@@ -37,7 +37,7 @@ const CHECKSUM_WORD: usize = CHECKED_WORDS;
 const OPENING_WORD: usize = 8;
 /// The number of rows when the region was closed, and a check of that and of the opening.
 pub(crate) const ROWS_WORD: usize = 9;
-/// There are at most so many rows.
+/// Upper bound of the number of rows.
 pub(crate) const ROWS_MOST_WORD: usize = 11;
 pub(crate) const HINT_WORD: usize = 12;
 /// Says that every bucket has its check: the header's checksum with another seed; 0 until then.
@@ -342,7 +342,7 @@ impl<M: Medium> Region<M> {
         self.fence()
     }
 
-    /// Up to where its owner had counted; 0 in a region that is older than marks.
+    /// The mark of its owner; 0 in a region that is older than marks.
     pub(crate) fn mark(&self) -> Result<u64> {
         let word = self.medium.load(MARK_WORD);
         let mark = word & MARK_MAX;

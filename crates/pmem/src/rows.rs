@@ -603,7 +603,7 @@ impl<M: Medium> Drop for Rows<M> {
 pub(crate) struct Placed {
     /// Rows that are published, from the first on.
     pub(crate) placed: usize,
-    /// Those of them whose keys had none.
+    /// Number of these rows whose keys had none.
     pub(crate) inserted: u64,
     /// Slots of the rows that the others had.
     pub(crate) replaced: Vec<u64>,

@@ -78,9 +78,9 @@ struct State {
     next_chunk: u64,
     /// Whether the last one had few free slots.
     poor: bool,
-    /// At most so many rows there are, those that calls under way will make included.
+    /// Upper bound of the number of rows, those that calls under way will make included.
     rows: u64,
-    /// At most so many there are, durably.
+    /// The durable upper bound of the number of rows.
     claimed: u64,
     /// Replaced slots by the epoch in which they were.
     waiting: VecDeque<(u64, Vec<u64>)>,
@@ -102,7 +102,7 @@ pub struct SlabUse {
     pub free: u64,
     /// Slots of replaced rows that may still be read.
     pub waiting: u64,
-    /// There are at most so many rows; exactly so many since the region was made, or closed
+    /// Upper bound of the number of rows; exact since the region was made, or if it was closed
     /// before it was opened.
     pub rows_at_most: u64,
 }

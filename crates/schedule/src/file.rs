@@ -244,7 +244,7 @@ impl Schedule {
         self.header.stretch_batches
     }
 
-    /// So many stretches ahead a next use is at most.
+    /// Largest number of stretches that a next use is ahead.
     pub fn furthest(&self) -> u32 {
         self.header.furthest
     }

@@ -111,7 +111,7 @@ impl Tables {
 pub(crate) struct Catalog(RwLock<Arc<Tables>>);
 
 impl Catalog {
-    /// Those of a store.
+    /// The catalog of a store.
     pub(crate) fn of(store: &Store) -> Self {
         let catalog = Self::default();
         catalog.update(store);

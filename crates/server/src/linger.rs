@@ -19,7 +19,7 @@ pub(crate) struct Linger {
     is_outside: bool,
     dropped: usize,
     since: Instant,
-    /// When the sending side was shut, once it was.
+    /// The time when the sending side was shut, once it was.
     shut: Option<Instant>,
 }
 
@@ -29,7 +29,7 @@ impl Linger {
         Self { is_outside, dropped: 0, since: Instant::now(), shut: None }
     }
 
-    /// So many bytes were read and dropped.
+    /// Counts bytes that were read and dropped.
     pub(crate) fn add(&mut self, bytes: usize) {
         self.dropped += bytes;
     }

@@ -20,7 +20,7 @@ impl Pace {
         Self { since: Instant::now(), bytes: 0 }
     }
 
-    /// So many bytes more.
+    /// Counts more bytes.
     pub(crate) fn add(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
     }

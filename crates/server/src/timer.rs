@@ -74,7 +74,7 @@ pub(crate) struct Job {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Done {
     kind: &'static str,
-    /// When it ended.
+    /// The time of its end.
     unix_s: f64,
     seconds: f64,
     /// The step of the commit that was made or moved to; none where there was nothing newer.

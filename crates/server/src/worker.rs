@@ -417,7 +417,7 @@ impl Worker {
                     self.taken += 1;
                 }
                 input.consume(length);
-                // Those that came with one that was refused do not show that the client goes on.
+                // Requests that came with a refused one do not show that the client goes on.
                 session.was_refused &= has_refused;
                 has_taken = true;
                 if length == 0 {

@@ -304,7 +304,7 @@ impl<'c> Life<'c> {
                     self.raise_memory(&error, given)?;
                 }
                 Err(error) if error.kind() == ErrorKind::Locked && self.readers_hold_others(at) => {
-                    // One of them holds a commit beside the kept ones.
+                    // A reader holds a commit beside the kept ones.
                     self.counts.event(Event::HeldBack);
                     self.readers.clear();
                 }
@@ -527,7 +527,7 @@ impl<'c> Life<'c> {
         }
         self.lies_now();
         if error.kind() == ErrorKind::Locked && self.readers_are_beside() {
-            // One of them holds a commit that a change would write over.
+            // A reader holds a commit that a change would write over.
             self.counts.event(Event::HeldBack);
             self.readers.clear();
             return self.check_unchanged(what, change.as_ref());

@@ -19,7 +19,7 @@ use embedrock_core::{
 use embedrock_core::{TableId, TableSpec};
 use std::sync::Arc;
 
-/// Of so many operations one is followed by meddling.
+/// One operation in so many is followed by meddling.
 const EVERY: u64 = 50;
 /// Numbers of the random choices, after those of pins.
 const CHOICES: u64 = 1 << 33;

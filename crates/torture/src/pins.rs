@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 /// Names that lives give.
 const NAMES: [&str; 3] = ["best", "last", "other"];
-/// Of so many operations one is followed by something about pins.
+/// One operation in so many is followed by something about pins.
 const EVERY: u64 = 10;
 /// Operations of the device within which a cut strikes what is done with pins.
 const CUT_WITHIN: u64 = 60;

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextUse(u16);
 
-/// So many batches have different numbers, from 1 on.
+/// Number of batches with different numbers, from 1 on.
 const BATCHES: u16 = (1 << 15) - 1;
 /// The number of the first stretch, and how many have different ones.
 const FIRST_STRETCH: u16 = 1 << 15;

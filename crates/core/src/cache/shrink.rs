@@ -43,8 +43,8 @@ pub enum TakeWay {
 pub enum Leaving {
     /// All.
     Any,
-    /// Those that equal their stored copy, and those that a capture has marked: there is nowhere
-    /// that others could wait.
+    /// Rows that equal their stored copy, and rows that a capture has marked: the others could not
+    /// wait anywhere.
     CleanOrCaptured,
 }
 

@@ -72,7 +72,7 @@ struct Model {
     cache: Cache,
     policy: PolicyKind,
     rows: HashMap<(u16, u64), ModelRow>,
-    /// When each row was used: twice the number of its set's looks so far, and one more if it was
+    /// The last use of each row: twice the number of its set's looks so far, and one more if it was
     /// used after the last.
     used: HashMap<(u16, u64), u64>,
     /// Number of looks of the policy at each set.

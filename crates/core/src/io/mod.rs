@@ -256,7 +256,7 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// So many pieces at most are worth keeping account of.
+    /// Largest number of pieces that are worth keeping account of.
     const PIECES_MAX: usize = 1024;
     /// Upper bound of the notes about a request in flight, for every back end. (For a ring's
     /// entries, which are a power of two, it may be two of 100 bytes.)

@@ -24,7 +24,7 @@ pub(crate) struct Request {
     /// Bytes moved so far, a multiple of the alignment until the last step.
     pub(crate) done: usize,
     retries: u32,
-    /// So many bytes at most are asked for at once: a test's way to short transfers.
+    /// Largest number of bytes that are asked for at once: a test's way to short transfers.
     #[cfg(test)]
     most: u32,
 }

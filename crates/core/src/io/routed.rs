@@ -28,7 +28,7 @@ pub struct RoutedMedium {
     syncing: Mutex<()>,
 }
 
-/// One of the two.
+/// One of the two directories.
 #[derive(Debug)]
 struct Directory {
     medium: Arc<dyn Medium>,

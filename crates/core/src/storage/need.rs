@@ -136,8 +136,8 @@ pub(crate) fn index_memory(
     })
 }
 
-/// That of a dense table in a log with an entry for every id: what slot numbers of its rows need,
-/// and what they may take in a longer file.
+/// The memory of a dense table in a log with an entry for every id: now with the slot numbers of
+/// its rows, and the growth that these may cause in a longer file.
 fn dense_memory(ids: u64) -> IndexMemory {
     let now = DenseIndex::memory_of_new(ids);
     IndexMemory { now, growth: DenseIndex::memory_for(ids).saturating_sub(now) }

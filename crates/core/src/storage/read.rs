@@ -34,7 +34,7 @@ pub(crate) enum Found<'a> {
     Parked {
         /// Values and state.
         words: &'a [f32],
-        /// Since when it is dirty, by the cache's stamps.
+        /// The time since which it is dirty, as a stamp of the cache.
         dirty_since: u32,
         /// Stored copy that it outdates, 0 for none; `None` where the index tells.
         origin: Option<u32>,

@@ -465,8 +465,8 @@ pub(crate) trait StorageBudget {
     /// dense table's has all its memory from the begin, as in a log unless it is packed.
     fn index_growth(&self, table: u16, expected: u64) -> u64;
 
-    /// That of several tables together, each with the rows that it is to have: what tables share
-    /// is looked at once.
+    /// The growth of the indexes of several tables together, each with the rows that it is to have:
+    /// parts that tables share are looked at once.
     fn index_growths(&self, tables: &mut dyn Iterator<Item = (u16, u64)>) -> u64 {
         tables.map(|(table, expected)| self.index_growth(table, expected)).sum()
     }

@@ -42,7 +42,7 @@ pub(crate) struct Witness {
     offset: u64,
     /// The commits that led to the last one, which is the last; the first is the empty store.
     line: Vec<Rc<Committed>>,
-    /// So many at the end of `line` are kept at least.
+    /// Least number of commits kept at the end of `line`.
     kept: usize,
 }
 

@@ -123,7 +123,7 @@ impl Queue {
 
 /// Commands that run at once between `MULTI` and `EXEC`.
 const AT_ONCE: [&str; 6] = ["EXEC", "DISCARD", "MULTI", "WATCH", "QUIT", "RESET"];
-/// Those that are about the connection, whose replies would change in the midst of an array.
+/// Commands about the connection, whose replies would change in the midst of an array.
 const ALONE: [&str; 2] = ["HELLO", "AUTH"];
 
 /// Whether a request is to be queued now.

@@ -41,7 +41,7 @@ pub(crate) struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// As many pieces as one call takes.
+    /// A message of as many pieces as one call takes.
     pub(crate) fn of(pieces: impl Iterator<Item = Piece<'a>>) -> Self {
         let (mut slices, mut bytes) = (Vec::with_capacity(8), 0);
         for piece in pieces.take(SLICES_MAX) {

@@ -39,7 +39,8 @@ pub(crate) enum Decoded {
     More,
     /// A request of so many bytes.
     Request(usize),
-    /// So many bytes of a request that is skipped. The next ones begin behind them.
+    /// The next bytes of a request that is skipped, by their number. The following ones begin
+    /// behind them.
     Part(usize),
     /// The last bytes of such a request, and what was wrong with it.
     Refused(usize, String),
@@ -49,7 +50,7 @@ pub(crate) enum Decoded {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Excess {
     Bytes,
-    /// So many.
+    /// The number of arguments.
     Arguments(usize),
 }
 
@@ -86,7 +87,7 @@ enum State {
     Count,
     /// The length of an argument.
     Length,
-    /// So many bytes of an argument, and the end of its line.
+    /// The bytes of an argument, by their number, and the end of its line.
     Bytes(usize),
     /// The same of a request that is skipped, of which so many bytes are left.
     Skipped { length: usize, left: usize },
@@ -396,7 +397,7 @@ pub(crate) struct Arguments<'a> {
 }
 
 impl<'a> Arguments<'a> {
-    /// Those that lie at `ranges` of `bytes`.
+    /// The arguments that lie at `ranges` of `bytes`.
     pub(crate) fn new(bytes: &'a [u8], ranges: &'a [Range<u32>]) -> Self {
         Self { bytes, ranges }
     }
@@ -406,7 +407,7 @@ impl<'a> Arguments<'a> {
         self.ranges.len()
     }
 
-    /// One of them, if there are so many.
+    /// An argument by its index, if there are so many.
     pub(crate) fn get(&self, index: usize) -> Option<&'a [u8]> {
         let range = self.ranges.get(index)?;
         Some(&self.bytes[range.start as usize..range.end as usize])

@@ -73,7 +73,7 @@ struct Requests {
     errors: u64,
     received_bytes: u64,
     sent_bytes: u64,
-    /// Those that came at least once.
+    /// Counts of the commands that came at least once.
     by_command: BTreeMap<&'static str, u64>,
 }
 
@@ -90,7 +90,7 @@ struct Rows {
 struct StoreNow<'a> {
     name: String,
     path: &'a str,
-    /// When this was looked at.
+    /// The time of this look.
     unix_s: f64,
     commit: Option<Commit>,
     uncommitted: Uncommitted,

@@ -270,7 +270,7 @@ impl Device {
             let own = self.names.iter().filter(|(name, _)| folder_of(name) == folder);
             self.durable_names.extend(own.map(|(name, file)| (name.clone(), *file)));
         }
-        // Those that a power cut may still bring back, in another directory.
+        // Files that a power cut may still bring back, in another directory.
         let lasting: HashSet<u64> = self.durable_names.values().copied().collect();
         let changed: HashSet<u64> = self.name_changes.iter().map(NameChange::file).collect();
         self.files.retain(|file, inode| {

@@ -69,7 +69,7 @@ impl Demand {
             row_bytes: self.row_bytes,
             chunk_bytes,
             chunks: if chunk_bytes == least { CHUNKS_MIN } else { CHUNKS },
-            // As many as a chunk stores.
+            // The number of rows that a chunk stores.
             parked_rows: (chunk_bytes / (self.row_bytes + ENTRY_BYTES)).max(PARKED_ROWS_MIN),
         }
     }

@@ -143,7 +143,7 @@ pub(super) struct Sequences {
 }
 
 impl Sequences {
-    /// Those of a page.
+    /// The sequences of a page.
     pub(super) fn of_page(&self, page: u32) -> RangeInclusive<u64> {
         let id = page / self.pages_per_segment;
         let before = page % self.pages_per_segment - u32::from(id == 0);
@@ -637,7 +637,7 @@ impl Segments {
         self.pending_total
     }
 
-    /// Those of one segment.
+    /// The pending slots of one segment.
     fn pending(&self, id: SegmentId) -> u32 {
         let segment = &self.segments[id as usize];
         let waits = segment.state == State::Sealed

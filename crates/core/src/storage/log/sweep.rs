@@ -45,8 +45,8 @@ impl NewestCopies {
         (from..end).filter(|page| self.has_page(*page))
     }
 
-    /// Those of the first `rows` rows of a page that may be newest copies: of one table they were,
-    /// of all tables nobody has looked.
+    /// The ones of the first `rows` rows of a page that may be newest copies: exact for one table,
+    /// unchecked for all tables.
     pub(super) fn rows_of<'a>(
         &'a self,
         layout: &'a PageLayout,

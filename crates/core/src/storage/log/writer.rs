@@ -68,7 +68,7 @@ pub(crate) struct Writer {
     layout: PageLayout,
     queue: Box<dyn Queue>,
     chunk_pages: u32,
-    /// Those of the streams, then those of stretches.
+    /// The append points of the streams, then those of stretches.
     points: Vec<AppendPoint>,
     staging: Option<Staging>,
     in_flight: Vec<(BufferId, u32, u32)>,

@@ -116,7 +116,7 @@ impl Lsm {
         let mut bytes = self.bytes_of_choice(&choice);
         let mut has_room = self.has_room_for(bytes, grow_bytes)?;
         if !has_room && choice.inputs.len() > 1 {
-            // One of a pair may have its room where both have not. First its memory goes.
+            // One partition may have room where a pair has not. First the memory of the pair goes.
             drop(choice);
             let Some(alone) = self.choose(drops_tombstones, false) else {
                 self.upkeep.drops_tombstones = drops_tombstones;

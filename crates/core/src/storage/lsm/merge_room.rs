@@ -77,7 +77,7 @@ impl Room for Shared {
 }
 
 impl MergeRoom {
-    /// That of a class of which nothing is written.
+    /// The room of a class of which nothing is written.
     pub(super) fn new(class: u16) -> Self {
         let shared = Shared { name: room_name(class), room: Mutex::default() };
         Self { shared: Arc::new(shared), lent: None, is_unsure: false }
@@ -130,7 +130,7 @@ impl MergeRoom {
         self.lent.unwrap_or_else(|| self.shared.room.lock().bytes)
     }
 
-    /// By how much it has to grow to have `bytes`.
+    /// Bytes by which it has to grow to have `bytes`.
     pub(super) fn growth_for(&self, bytes: u64) -> u64 {
         let has = self.bytes();
         if bytes <= has { 0 } else { (bytes - has).next_multiple_of(STEP_BYTES) }

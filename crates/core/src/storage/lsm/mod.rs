@@ -73,7 +73,7 @@ pub(crate) struct Lsm {
     changes: Changes,
     /// Reads under way.
     tickets: BTreeSet<u64>,
-    /// More than that of any read.
+    /// Larger than the ticket of any read.
     next_ticket: u64,
     upkeep: Upkeep,
     set_aside: SetAside,

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// The tag of a deletion, which has no slot.
 pub(super) const TOMBSTONE: u32 = u32::MAX;
-/// Of so many rows and tombstones one part in this many are tombstones at most.
+/// Upper bound of the share of tombstones among rows and tombstones: one part in this many.
 const TOMBSTONE_PART: usize = 4;
 /// A merge goes on without so many pages of the top that cannot be read.
 const SKIPPED_MAX: usize = 64;

@@ -137,7 +137,7 @@ impl Lsm {
         }
     }
 
-    /// By how much its file has to grow.
+    /// Bytes by which the file of the room has to grow.
     fn room_growth(&self, rows: u64, spare: u64) -> u64 {
         match self.lacking_for_merge(rows, spare) {
             0 => 0,

@@ -84,7 +84,7 @@ impl StorageSweeps for Lsm {
         if let Some(sweep) = any.downcast_mut::<FrozenSweep>() {
             return sweep.advance(self);
         }
-        // One of slots of the top has looked all up when it began.
+        // A sweep of slots of the top has looked all of them up when it began.
         let Some(sweep) = any.downcast_mut::<LsmSweep>() else { return };
         if sweep.slice.is_none() {
             sweep.slice = sweep.next.map(|first| self.slice(first));

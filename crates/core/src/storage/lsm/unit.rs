@@ -70,9 +70,9 @@ pub(super) struct MergeDone {
 /// Pages of the top.
 #[derive(Debug, Default)]
 pub(super) struct UnreadPages {
-    /// Those that could not be read, whose rows stay in the top.
+    /// Pages that could not be read, whose rows stay in the top.
     pub(super) skipped: Vec<(u32, Error)>,
-    /// Those that failed before by errors that may pass, and were not read now.
+    /// Pages that failed before by errors that may pass, and were not read now.
     pub(super) not_yet: Vec<u32>,
 }
 

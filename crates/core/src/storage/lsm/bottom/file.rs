@@ -45,7 +45,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// That of a row class.
+    /// The shape of a row class.
     pub(crate) fn of(facts: &ClassFacts) -> Self {
         let ClassFacts { class, row_bytes, page_bytes, seed, merging, .. } = *facts;
         Self { class, page_bytes, row_bytes, seed, filters: merging.filters }

@@ -62,7 +62,7 @@ pub(crate) struct MergePlan {
     pub range: PlaceRange,
     /// The partitions to merge, adjacent and in order.
     pub inputs: Vec<Arc<Partition>>,
-    /// At most so many changes will come.
+    /// Upper bound of the number of changes.
     pub changes: u64,
     /// The number of the first new file; the others follow it.
     pub first_number: u32,
@@ -234,7 +234,7 @@ pub(crate) struct Merge<C> {
     /// The source of space for new files, if not the device.
     room: Option<Arc<dyn Room>>,
     rows_per_file: u64,
-    /// So many rows that are appended leave an empty partition behind them.
+    /// Number of appended rows from which on an empty partition is left behind them.
     appended_min: u64,
     appended: Option<Appended>,
     /// The begin of the next file.

@@ -110,7 +110,7 @@ impl PageWriter {
         self.room = room;
     }
 
-    /// At most so many pages will come: no room on disk is taken ahead of them for more.
+    /// Bounds the number of pages to come: no room on disk is taken ahead of them for more.
     pub(super) fn expect_pages(&mut self, pages: u64) {
         self.most_ahead = (1 + pages).saturating_mul(self.layout.page_bytes as u64);
     }

@@ -83,7 +83,7 @@ impl Partition {
         self.frozen().map_or(self.facts.pages, |frozen| frozen.home_pages)
     }
 
-    /// At most so many pages are named of a row, if it is frozen.
+    /// Largest number of pages that the index names of a row, if it is frozen.
     pub(crate) fn candidates_max(&self) -> Option<usize> {
         self.frozen().map(|frozen| frozen.candidates_max)
     }

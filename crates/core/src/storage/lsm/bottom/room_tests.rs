@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// So many bytes, of which nothing lies on the device.
+/// A number of bytes, of which nothing lies on the device.
 struct Counted(Mutex<u64>);
 
 impl Room for Counted {

@@ -171,9 +171,9 @@ impl FrozenIndex {
 /// Words that were counted.
 #[derive(Default)]
 struct Counted {
-    /// Those of one row.
+    /// Words of one row.
     own: u64,
-    /// Those of several.
+    /// Words of several rows.
     shared: u64,
 }
 
