@@ -28,8 +28,8 @@ pub struct ClusterOptions {
     /// The node of the map that this server is; without it, the one whose address it listens at.
     pub node: Option<String>,
     /// The buckets that the store was made with; `None` if it has all, or if they are unknown. A
-    /// map that gives this server others is refused: any other set, or once the store has `changed`
-    /// one that contains none of these.
+    /// map that gives this server any other bucket is refused; if the store has changed, only a map
+    /// that gives it none of these is.
     pub buckets: Option<Buckets>,
     /// Whether commits were made since, by which the store may have got more buckets.
     pub has_changed: bool,
