@@ -519,7 +519,7 @@ impl<M: Medium> Rows<M> {
     /// change the region meanwhile.
     ///
     /// # Errors
-    /// What `progress` returns.
+    /// The errors of `progress`.
     pub fn check_all<E>(
         &self,
         most: usize,
