@@ -1,4 +1,4 @@
-//! How often rare branches are taken, for test runs that must reach all of them.
+//! Counters of rare branches, for test runs that must reach all of them.
 //!
 //! Without the feature `testing` nothing is counted and `note` is empty.
 
@@ -58,7 +58,7 @@ branches! {
     JournalBegun = "journal_begun",
     /// A journal file was removed that no kept commit needs.
     JournalDropped = "journal_dropped",
-    /// What a crash had left in a journal was cut off.
+    /// An incomplete record that a crash had left in a journal was cut off.
     TailCut = "tail_cut",
     /// A row was written to the page of the stretch that uses it next.
     WrittenForStretch = "written_for_stretch",
@@ -80,7 +80,7 @@ mod counts {
         COUNTS[branch as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often a branch was taken since the process began.
+    /// Number of times a branch was taken since the process began.
     pub fn count(branch: Branch) -> u64 {
         COUNTS[branch as usize].load(Ordering::Relaxed)
     }

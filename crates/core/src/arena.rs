@@ -1,8 +1,8 @@
 //! Anonymous memory for large fixed tables: zero-filled, on huge pages where the system gives them,
 //! not inherited by forks.
 //!
-//! An [`Arena`] hands out addresses and never looks at what lies there; its owner decides what the
-//! bytes mean and who may touch them. It never grows or moves. Parts can be given back early with
+//! An [`Arena`] hands out addresses and never looks at what lies there; its owner decides on their
+//! meaning, and on access to them. It never grows or moves. Parts can be given back early with
 //! [`Arena::release`] and read as zeros afterwards.
 #![expect(unsafe_code, reason = "memory mappings exist only as system calls on raw addresses")]
 
@@ -29,7 +29,7 @@ pub(crate) struct Arena {
 }
 
 // SAFETY: an arena only knows addresses; it reads and writes nothing through a shared reference.
-// Whoever dereferences them answers for the accesses. The mapping belongs to no thread.
+// Code that dereferences them is responsible for its accesses. The mapping belongs to no thread.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}

@@ -1,14 +1,14 @@
 //! Buckets: the parts of every table that machines divide among them.
 //!
-//! A key is in the same one of 1,024 buckets for ever, whoever asks, and rows move between machines
-//! a bucket at a time. `docs/formats/wire.md` tells other programs how to compute it.
+//! A key is in the same one of 1,024 buckets for ever, on every machine, and rows move between
+//! machines a bucket at a time. `docs/formats/wire.md` tells other programs how to compute it.
 
 use crate::error::{Error, Result, bail};
 use crate::hash::mix;
 use std::fmt;
 use std::str::FromStr;
 
-/// How many buckets there are.
+/// Number of buckets.
 pub const BUCKETS: usize = 1024;
 const LAST: u16 = BUCKETS as u16 - 1;
 
@@ -29,7 +29,7 @@ impl Buckets {
         self.0[usize::from(bucket / 64)] >> (bucket % 64) & 1 == 1
     }
 
-    /// How many they are.
+    /// Number of buckets in the set.
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
@@ -39,14 +39,14 @@ impl Buckets {
         self.len() == 0
     }
 
-    /// How many of the ids `0..ids` of a dense table lie in them.
+    /// Number of the ids `0..ids` of a dense table that lie in the set.
     pub fn ids_below(&self, ids: u64) -> u64 {
         let (rounds, rest) = (ids / BUCKETS as u64, ids % BUCKETS as u64);
         let of_rest = self.iter().filter(|bucket| u64::from(*bucket) < rest).count();
         rounds * self.len() as u64 + of_rest as u64
     }
 
-    /// Those of it and of another set.
+    /// The union with another set.
     pub fn with(&self, other: &Self) -> Self {
         Self(std::array::from_fn(|word| self.0[word] | other.0[word]))
     }

@@ -1,11 +1,12 @@
-//! Clipping: what bounds gradients before an optimizer sees them.
+//! Clipping: bounds on gradients, applied before an optimizer sees them.
 //!
 //! Three bounds, applied in this order after the gradients of equal keys were summed: on each
 //! element, on the norm of each row, and on the norm of everything that is updated in one call,
-//! together with what the caller counts elsewhere (dense parameters, another store). What always
-//! holds: without a bound a gradient keeps its bits; norms are sums of squares in double precision
-//! in an order that does not follow the vector width, so the same gradients give the same bits on
-//! every machine. Formulas are those of `torch.nn.utils.clip_grad_value_` and `clip_grad_norm_`.
+//! together with gradients that the caller counts elsewhere (dense parameters, another store).
+//! Invariants: without a bound a gradient keeps its bits; norms are sums of squares in double
+//! precision in an order that does not follow the vector width, so the same gradients give the same
+//! bits on every machine. Formulas are those of `torch.nn.utils.clip_grad_value_` and
+//! `clip_grad_norm_`.
 
 use crate::error::{Result, bail};
 
@@ -49,8 +50,8 @@ impl Clip {
         self.value.is_none() && self.row_norm.is_none() && self.norm.is_none()
     }
 
-    /// What the bounds on elements and rows make of the gradients of one table, and the sum of
-    /// their squares afterwards.
+    /// Applies the bounds on elements and rows to the gradients of one table. Returns the result
+    /// and the sum of squares afterwards.
     pub(crate) fn rows<'a>(&self, gradients: impl Iterator<Item = &'a [f32]>) -> (Clipped, f64) {
         let limit = self.value.map_or(f32::INFINITY, |value| value as f32);
         let (mut scales, mut squares) = (Vec::new(), 0.0);
@@ -72,7 +73,7 @@ impl Clip {
     }
 }
 
-/// By how much a norm is scaled to stay within a bound, at most 1.
+/// The factor that scales a norm to stay within a bound, at most 1.
 ///
 /// A norm of NaN gives NaN, as torch's does: gradients that were let through without being finite
 /// have no norm to be scaled to.

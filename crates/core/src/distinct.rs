@@ -116,7 +116,7 @@ pub(crate) struct Merged {
     pub(crate) rows: Vec<u32>,
     /// Sums of keys that occur several times, `(S, dim)`.
     pub(crate) sums: Vec<f32>,
-    /// Where in the batch each of these keys occurs first, `(S,)`.
+    /// First position in the batch of each of these keys, `(S,)`.
     first_of_sums: Vec<u32>,
 }
 
@@ -131,7 +131,7 @@ impl Merged {
         }
     }
 
-    /// Where the key whose merged gradient is in `row` occurs first in a batch of `count` keys.
+    /// First position in a batch of `count` keys of the key whose merged gradient is in `row`.
     #[inline(always)]
     pub(crate) fn first(&self, row: u32, count: usize) -> u32 {
         match (row as usize).checked_sub(count) {

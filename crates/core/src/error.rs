@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-/// What went wrong, for programs. Python mirrors each kind as an exception class.
+/// The kind of an error, for programs. Python mirrors each kind as an exception class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -105,12 +105,12 @@ impl Error {
         self
     }
 
-    /// What went wrong, for programs.
+    /// The kind of the error, for programs.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// What went wrong, for people.
+    /// The message of the error, for people.
     pub fn message(&self) -> &str {
         &self.message
     }

@@ -251,7 +251,7 @@ pub(crate) fn narrow_stochastically<H: Half>(from: &[f32], to: &mut [u16], rando
     found.beyond
 }
 
-/// What was among the values of a row.
+/// The kinds of values that were found in a row.
 #[derive(Clone, Copy, Default)]
 struct Found {
     rare: bool,
@@ -450,7 +450,7 @@ mod tests {
         stochastic_takes_a_neighbour::<Bf16>();
     }
 
-    /// How often rounding with every 16-bit prefix of random bits goes up.
+    /// Share of all 16-bit prefixes of random bits with which rounding goes up.
     fn share_of_ups<H: Half>(value: f32) -> f64 {
         let (low, _) = neighbours::<H>(value);
         let ups = (0..1u32 << 16)

@@ -1,8 +1,8 @@
-//! Threads that have what time others leave, and whether they have any.
+//! Threads that run in the time that others leave, and a measure of whether they run at all.
 //!
-//! Where there are no more cores than threads that compute together, all of them wait for one that
-//! has to share its core; a thread that works for later can wait instead. Where others never leave
-//! a core, it would wait for ever: who depends on it has to look.
+//! If threads that compute together fill all cores, all of them wait for one that has to share its
+//! core; a thread whose work is for later can wait instead. If others never leave a core, it would
+//! wait for ever: threads that depend on it have to check.
 #![cfg_attr(
     target_os = "linux",
     expect(unsafe_code, reason = "scheduling is set only by system calls on raw structures")
@@ -10,8 +10,8 @@
 
 use std::time::Duration;
 
-/// Lets threads of other programs and of this one go before the calling one, from here on. Where
-/// the system has nothing like it, or refuses, the thread goes on as eagerly as others.
+/// Lets threads of other programs and of this one go before the calling one, from here on. If the
+/// system has nothing like it, or refuses, the thread keeps its priority.
 pub(crate) fn give_way() {
     #[cfg(all(target_os = "linux", not(miri)))]
     {
@@ -39,14 +39,15 @@ pub(crate) fn thread_number() -> Option<u32> {
     None
 }
 
-/// What the system says of a thread's turns.
+/// The system's counters of a thread's turns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turns {
     /// It runs, or wants to.
     runs: bool,
-    /// How often it has left its core because it had nothing to do, a read to wait for included.
+    /// Number of times it has left its core because it had nothing to do, a read to wait for
+    /// included.
     left: u64,
-    /// How long it has run.
+    /// Time it has run.
     ran: Duration,
 }
 

@@ -25,7 +25,7 @@ const INCREMENT_SALT: u64 = 0x9E37_79B9_7F4A_7C15;
 /// The largest deviate that 32 random bits can give, in standard deviations, rounded up.
 const DEVIATE_MAX: f64 = 6.5;
 
-/// How the values of a never-written row are made. State comes from the optimizer.
+/// The initializer of the values of a never-written row. State comes from the optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Initializer {

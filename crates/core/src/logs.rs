@@ -1,9 +1,9 @@
-//! What log lines have in common: how often one is written, and how amounts are spelled.
+//! Common parts of log lines: a limit on their rate, and the spelling of amounts.
 //!
-//! Lines go to whatever logger the program has set (crate `log`); without one they cost a look at a
-//! static. No line is written in a loop over rows or pages, nor where rows are read and changed: a
-//! test holds the list of the folders that have none. A line names the store, and tables where it
-//! is about some, never what is in a row, and never a key.
+//! Lines go to any logger that the program has set (crate `log`); without one they cost a look at a
+//! static. No line is written in a loop over rows or pages, nor in code that reads and changes
+//! rows: a test holds the list of the folders that have none. A line names the store, and the
+//! tables it is about, never the content of a row, and never a key.
 
 use std::borrow::Cow;
 use std::fmt::{self, Display};
@@ -50,7 +50,7 @@ impl Limit {
     }
 }
 
-/// How many lines were left out before this one: the end of its message.
+/// Number of lines that were left out before this one: the end of its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeftOut(pub u64);
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What a bulk read did.
+/// The counts of a bulk read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReadReport {
     /// Requests to the device.
@@ -26,7 +26,7 @@ impl ReadReport {
     }
 }
 
-/// What a store counted since it was opened.
+/// The counters of a store since it was opened.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     /// Positions whose row was resident.

@@ -1,6 +1,6 @@
 //! Software prefetch: asks the processor for a cache line before it is needed.
 //!
-//! Which cache it goes to suits one processor and not another (`cache/lines.rs`).
+//! The best level of the cache differs between processors (`cache/lines.rs`).
 //!
 //! A hint only. It never faults, never changes a result, and is nothing on processors other than
 //! x86-64 and 64-bit ARM.
@@ -43,8 +43,8 @@ pub(crate) fn prefetch_slice<T>(places: &[T]) {
 
 /// Asks for the line that holds `place`, into the first level or the second. Any address will do.
 ///
-/// Which of them is known when the loop around it is compiled: to look for every line costs a tenth
-/// of a gather.
+/// The level is fixed when the loop around it is compiled: a test for every line costs a tenth of a
+/// gather.
 #[inline(always)]
 pub(crate) fn prefetch_line<const FIRST: bool, T>(place: *const T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -5,10 +5,10 @@
 //! significant bits with the exponents of float32, and 14 bits of zero point. So the product above
 //! has at most 24 significant bits: decoding never rounds, whatever the processor.
 //!
-//! What always holds: a value is within half a step, and a thousandth of it, of what was given. A
-//! step is one 255th (one 15th) of what lies between the smallest and the largest value, with zero
-//! among them. Rows of equal values are exact. A row that was decoded is encoded to the same words:
-//! what is read and put back does not change. Nothing is left to chance.
+//! Invariants: a value is within half a step, and a thousandth of it, of the given one. A step is
+//! one 255th (one 15th) of the span between the smallest and the largest value, with zero among
+//! them. Rows of equal values are exact. A row that was decoded is encoded to the same words:
+//! reading a row and putting it back does not change it. Nothing is left to chance.
 //!
 //! *Source* of a scale and a zero point for each row: rowwise quantisation of FBGEMM. It has 8
 //! bytes of them, which are no better (`docs/decisions/0022-quantised-rows.md`).
@@ -34,16 +34,16 @@ pub(crate) struct Int8;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Int4;
 
-/// How wide codes are, and where they lie.
+/// The width of codes, and their places in a row.
 pub(crate) trait Codes {
     /// Bits of a code.
     const BITS: u32;
-    /// Fractional bits of the zero point: what 14 bits leave.
+    /// Fractional bits of the zero point: the rest of its 14 bits.
     const FRACTION: u32 = 14 - Self::BITS;
     /// The largest code.
     const LAST: u32 = (1 << Self::BITS) - 1;
-    /// What a row may span at most, zero included: all codes with the largest scale. So what is
-    /// decoded of such a row is finite, and spans no more.
+    /// The largest span of a row, zero included: all codes with the largest scale. So the decoded
+    /// values of such a row are finite, and span no more.
     const SPAN_MAX: f64 = Self::LAST as f64 * (1u128 << (127 - Self::BITS)) as f64;
 
     /// Calls `decode` for each code and the place of its value.
@@ -162,7 +162,7 @@ pub(crate) fn narrow<C: Codes>(values: &[f32], words: &mut [f32]) {
         false => last,
     };
     let shift = f64::from(zero) / fraction;
-    // What is rounded lies between -0.26 and the last code and 0.26: nothing has to be clipped.
+    // The values to round lie between -0.26 and the last code plus 0.26: nothing has to be clipped.
     let encode = |value: f32| (f64::from(value) * steps + shift + MAGIC).to_bits() as u8;
     if encode(least) == encode(greatest) {
         words[1] = ((f64::from(least) + f64::from(greatest)) / 2.0) as f32;
@@ -202,7 +202,7 @@ mod tests {
     }
 
     fn encode<C: Codes>(values: &[f32]) -> Vec<f32> {
-        // What is there before does not matter.
+        // The earlier content does not matter.
         let mut row = vec![f32::from_bits(0x5A5A_5A5A); words::<C>(values.len())];
         narrow::<C>(values, &mut row);
         row
@@ -319,7 +319,7 @@ mod tests {
             assert!(fits::<C>(&given));
             let encoded = encode::<C>(&given);
             let found = decode::<C>(&encoded, 4);
-            // What was read can be put back.
+            // A row that was read can be put back.
             assert!(fits::<C>(&found), "{found:?}");
             assert_eq!(bits(&encode::<C>(&found)), bits(&encoded));
             for (found, given) in found.iter().zip(given) {

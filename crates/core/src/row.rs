@@ -1,4 +1,4 @@
-//! What a row looks like: its values, then its optimizer state.
+//! The layout of a row: its values, then its optimizer state.
 //!
 //! Values have the table's [`Dtype`]; state is float32. A row is a whole number of 4-byte words:
 //! values of 2 bytes lie in pairs, the first in the lower half, and an odd one is followed by two
@@ -14,7 +14,7 @@ use crate::error::{Error, Result, bail};
 use crate::half::{self, Bf16, F16, Rounding};
 use crate::quantized::{self, Int4, Int8};
 
-/// The largest row, values plus state, of any storage: what a region on persistent memory takes.
+/// The largest row, values plus state, of any storage: the limit of a region on persistent memory.
 /// Storages with pages have a lower limit: a row never straddles pages and a page has at most
 /// [`PAGE_BYTES_MAX`], of which its header takes some.
 pub const ROW_BYTES_MAX: usize = 1 << 20;
@@ -112,7 +112,7 @@ impl std::str::FromStr for Dtype {
     }
 }
 
-/// Which neighbour an update's result becomes that lies between two values of the dtype.
+/// The choice of the neighbour for an update's result that lies between two values of the dtype.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RoundingMode {

@@ -1,6 +1,6 @@
 //! Training processes that end by SIGKILL: at random moments, and at points inside the I/O layer.
-//! What they leave is compared, row by row, with what they promised, and the next one goes on from
-//! there or from an earlier commit. `EMBEDROCK_KILLS` sets how many.
+//! The store that they leave is compared, row by row, with their promises, and the next one goes on
+//! from there or from an earlier commit. `EMBEDROCK_KILLS` sets the number of kills.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 #![allow(clippy::print_stdout, reason = "tests say how many kills, and what they skipped")]
 
@@ -24,7 +24,7 @@ fn trainer() {
     }
 }
 
-/// How a life ends.
+/// The end of a life.
 #[cfg_attr(not(feature = "kill"), allow(dead_code, reason = "points need the feature"))]
 enum Death {
     /// After the trainer said so many lines and a little time, in a commit or anywhere.
@@ -101,7 +101,7 @@ impl Reader {
     }
 }
 
-/// What some kills came to.
+/// Counts of the results of some kills.
 #[derive(Default)]
 struct Tally {
     in_flight: u64,

@@ -1,4 +1,4 @@
-//! Whatever bytes lie in the files of a store: an error or the right rows, never a panic.
+//! Arbitrary bytes in the files of a store give an error or the right rows, never a panic.
 //!
 //! Two loops over mutations of a small store. Bytes that break a checksum must end in an error that
 //! says damage, or in exactly the rows of the last commit. Bytes with a valid checksum over
@@ -19,8 +19,8 @@ const DIM: usize = 5;
 const STEPS: u64 = 6;
 const RECORD_HEADER_BYTES: usize = 16;
 const JOURNAL_HEADER_BYTES: usize = 40;
-/// What a process may map, in KiB: far above what a small store needs, far below what sizes in its
-/// files could ask for.
+/// Address space of a process, in KiB: far above the needs of a small store, far below what sizes
+/// in its files could ask for.
 const ADDRESS_KIB: u64 = 2 << 20;
 
 /// Files of a store by name.
@@ -249,7 +249,7 @@ fn broken_bytes_are_reported_or_harmless_and_never_a_wrong_row() {
     assert!(found > rounds() / 4, "only {found} of {} did any harm", rounds());
 }
 
-/// Changes bytes as one would who knows what they mean: digits stay digits.
+/// Changes bytes in a way that keeps their form: digits stay digits.
 fn mutate(bytes: &mut [u8], random: &mut Random) {
     if bytes.is_empty() {
         return;

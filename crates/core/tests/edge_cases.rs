@@ -1,5 +1,5 @@
-//! The fifteen edge cases that broke published systems of this kind, each by its words. Where a
-//! unit test proves one already, this page names it and adds what only a whole store can show.
+//! The fifteen edge cases that broke published systems of this kind, each by its words. If a unit
+//! test proves one already, this page names it and adds what only a whole store can show.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 #![allow(clippy::doc_lazy_continuation, reason = "comments begin with the number of their case")]
 
@@ -391,8 +391,8 @@ fn case_07_same_row_in_two_batches_with_bound_0_sees_every_earlier_update() {
 }
 
 // 8. "Counter saturation and wrap": 2^32 uses take minutes in a whole store, so the stamps of the
-// cache wrap in `stamps_of_use_wrap_without_a_change_of_order` of the cache's unit tests. What a
-// store can do is to hand over values at the end of every range that a caller can name.
+// cache wrap in `stamps_of_use_wrap_without_a_change_of_order` of the cache's unit tests. A test of
+// a store can pass values at the end of every range that a caller can name.
 #[test]
 fn case_08_counter_saturation_steps_keys_and_seeds_at_the_end_of_their_range() {
     let mut adam = spec("adam", DIM, None, OptimizerKind::Adam);

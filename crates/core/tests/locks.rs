@@ -70,7 +70,7 @@ fn holds(path: &Path) -> usize {
     entries.filter(|e| e.as_ref().unwrap().file_name().to_string_lossy().contains("hold-")).count()
 }
 
-/// What a backup or `shutil.copytree` does: opens, reads and closes every file.
+/// Opens, reads and closes every file, as a backup or `shutil.copytree` does.
 fn read_all_files(path: &Path) {
     for entry in std::fs::read_dir(path).unwrap() {
         std::fs::read(entry.unwrap().path()).unwrap();
@@ -266,7 +266,7 @@ fn reader_of_another_user() {
     assert_eq!((report.commits, report.problem_count), (2, 0), "{:?}", report.problems);
     say("read");
     hear();
-    // What it has in memory is of its commit; all else is said to be gone, and nothing is damage.
+    // Rows in memory are of its commit; all others are reported as gone, and none as damaged.
     let table = reader.find_table("t").unwrap();
     let mut gone = 0;
     for key in (0..ROWS).step_by(10) {
@@ -427,7 +427,7 @@ fn is_refused(store: &Store, table: TableId) -> bool {
         && errors.iter().flatten().filter(|e| e.kind() == ErrorKind::Forked).count() == errors.len()
 }
 
-/// What a forked child does; its exit status.
+/// The body of a forked child; returns its exit status.
 fn child(store: Store, table: TableId, round: i32) -> i32 {
     // SAFETY: the call takes a number. A child that waits for ever is killed, and found.
     unsafe { libc::alarm(60) };

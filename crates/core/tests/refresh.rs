@@ -236,7 +236,7 @@ fn a_refresh_to_a_commit_that_the_budget_does_not_hold_is_refused_and_changes_no
             let larger = Store::open(&path, reading(named)).unwrap();
             assert_eq!(get(&larger, table, &all).unwrap(), get(&store, table, &all).unwrap());
         }
-        // What the first refusal named, now with a cache to give room from.
+        // The budget named by the first refusal, now with a cache to give room from.
         let error = reader.refresh().unwrap_err();
         let grows = StoreOptions { step: Some(1), ..reading(named_bytes(&error)) };
         if let Ok(grows) = Store::open(&path, grows) {

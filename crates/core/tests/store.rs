@@ -1,5 +1,5 @@
-//! Stores in real directories: who may open them, what readers and copies see, what is refused and
-//! how it is said, forks.
+//! Stores in real directories: who may open them, the views of readers and copies, refusals and
+//! their messages, forks.
 #![expect(unsafe_code, reason = "fork has no safe interface")]
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
@@ -191,7 +191,7 @@ fn a_copy_of_a_live_store_holds_one_commit_whole() {
     let (directory, path) = directory();
     let store = trained(&path);
     let table = store.find_table("t").unwrap();
-    // What is not committed is not copied.
+    // Uncommitted changes are not copied.
     train(&store, table, 7);
     for (step, expected) in [(None, 6), (Some(5), 5)] {
         let to = directory.path().join(format!("copy-{expected}"));
@@ -231,7 +231,7 @@ fn a_copy_that_was_cut_off_can_be_made_again() {
     expect_step(&Store::open(&to, options(BUDGET)).unwrap(), 6);
 }
 
-// Whatever began like the name of a file of a store was taken for one.
+// Files whose names began like one of a store's were taken for its own.
 #[test]
 fn a_copy_that_is_made_again_leaves_files_that_are_not_of_a_store() {
     let (directory, path) = directory();

@@ -1,14 +1,14 @@
-//! Which pages to read for a query, when rows are in several pages.
+//! Selection of the pages to read for a query, when rows are in several pages.
 //!
-//! The fewest pages are a minimum set cover, which is NP-hard. [`Selector::one_pass`] is what the
-//! MaxEmbed paper reads (section 6.1): rows with the fewest pages first, for each the page that has
-//! most of what is still missing. [`Selector::greedy`] takes the best page of all each time
-//! (Johnson 1974), to compare with. Both are exact without replicas.
+//! The fewest pages are a minimum set cover, which is NP-hard. [`Selector::one_pass`] is the
+//! selection of the MaxEmbed paper (section 6.1): rows with the fewest pages first, for each the
+//! page that has most of the missing rows. [`Selector::greedy`] takes the best page of all each
+//! time (Johnson 1974), to compare with. Both are exact without replicas.
 
 use crate::error::{Error, Result};
 use crate::pages::Pages;
 
-/// How pages are selected.
+/// The method of selecting pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// One pass over the rows of a query, which looks at no more than so many pages of each: its
@@ -89,12 +89,12 @@ impl<'a> Selector<'a> {
         self.missing_in[row as usize] == self.selection
     }
 
-    /// How many missing rows a page has.
+    /// Number of missing rows that a page has.
     fn count(&self, page: u32) -> usize {
         self.pages.rows_of(page).iter().filter(|&&row| self.is_missing(row)).count()
     }
 
-    /// Takes what a page has off the missing rows.
+    /// Removes the rows of a page from the missing ones.
     fn serve(&mut self, page: u32, read: &mut impl FnMut(u32, &[u32])) {
         self.served.clear();
         for &row in self.pages.rows_of(page) {

@@ -8,13 +8,13 @@ use crate::error::{Error, Result};
 use crate::pages::Pages;
 use crate::trace::Queries;
 
-/// How queries are served.
+/// The options of serving queries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EvaluateOptions {
     /// Rows that an LRU cache holds, which is empty at first. It admits rows that were asked for,
     /// not their neighbours in a page. 0: no cache.
     pub cache_rows: usize,
-    /// How pages are selected.
+    /// The method of selecting pages.
     pub method: Method,
     /// Queries that are served together: their rows are read once.
     pub queries_per_batch: usize,
@@ -39,9 +39,9 @@ pub struct Evaluation {
     pub hits: u64,
     /// Pages that were read.
     pub pages: u64,
-    /// How many batches read so many pages: `fanout[pages]`.
+    /// Number of batches that read so many pages: `fanout[pages]`.
     pub fanout: Vec<u64>,
-    /// How many pages served so many rows of their batch: `served[rows]`.
+    /// Number of pages that served so many rows of their batch: `served[rows]`.
     pub served: Vec<u64>,
 }
 

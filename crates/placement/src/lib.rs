@@ -1,4 +1,4 @@
-//! Which rows of an embedding table lie together in pages, and which have replicas.
+//! Placement of the rows of an embedding table in pages, and replicas of some of them.
 //!
 //! A table that is served from an SSD reads whole pages, of which a query uses few rows. This crate
 //! decides from a trace of queries where rows lie, so that queries read few pages. It has pure
@@ -29,11 +29,11 @@
 //! cuts the rows in two, then both halves, until a part is one page. To cut, it begins with any
 //! halves. A pass computes for each row how much nearer its queries would come to needing one half
 //! only if it changed sides: a query with n rows on a side needs it with the chance 1 - (1 - p)^n,
-//! if each of its rows is wanted with the chance p = 0.5. Which side a row prefers, and how much,
-//! is its bias; a selection around the middle finds the rows with the greatest bias, and these form
-//! the right half. One exchange in four is skipped by chance, so that two groups do not change
-//! places for ever. A part that no longer gains stalls. A query goes on in a half where it still
-//! has two rows; elsewhere it reads one page whatever happens.
+//! if each of its rows is wanted with the chance p = 0.5. The side that a row prefers, and how
+//! strongly, is its bias; a selection around the middle finds the rows with the greatest bias, and
+//! these form the right half. One exchange in four is skipped by chance, so that two groups do not
+//! change places for ever. A part that no longer gains stalls. A query goes on in a half where it
+//! still has two rows; elsewhere it reads one page whatever happens.
 //!
 //! On upper levels a side is not one page but t pages, and a query with many rows needs both sides
 //! anyhow. By choice ([`Objective`](partition::Objective)) what counts there is how its rows will

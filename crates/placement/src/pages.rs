@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::placement::Placement;
 
-/// Which rows each page has, and which pages have each row.
+/// The rows of each page, and the pages of each row.
 ///
 /// Pages are numbered as they lie on storage. The pages of a row are in rising order, so its home
 /// page comes before its replica pages.
@@ -78,12 +78,12 @@ impl Pages {
         Self { row_starts, rows, page_starts, pages }
     }
 
-    /// How many rows there are, replicas not counted.
+    /// Number of rows, replicas not counted.
     pub fn num_rows(&self) -> usize {
         self.page_starts.len() - 1
     }
 
-    /// How many pages there are, replica pages among them.
+    /// Number of pages, replica pages among them.
     pub fn num_pages(&self) -> usize {
         self.row_starts.len() - 1
     }

@@ -24,17 +24,17 @@ impl Placement {
         Ok(Self { rows_per_page, order, rank })
     }
 
-    /// How many rows a full page has.
+    /// Number of rows of a full page.
     pub fn rows_per_page(&self) -> usize {
         self.rows_per_page
     }
 
-    /// How many rows there are.
+    /// Number of rows.
     pub fn num_rows(&self) -> usize {
         self.order.len()
     }
 
-    /// How many pages there are.
+    /// Number of pages.
     pub fn num_pages(&self) -> usize {
         self.order.len().div_ceil(self.rows_per_page)
     }

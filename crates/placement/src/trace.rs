@@ -134,7 +134,7 @@ impl<'a> Queries<'a> {
         self.num_rows
     }
 
-    /// How many queries there are.
+    /// Number of queries.
     pub fn len(&self) -> usize {
         self.offsets.len() - 1
     }
@@ -144,7 +144,7 @@ impl<'a> Queries<'a> {
         self.len() == 0
     }
 
-    /// How many rows all queries ask for together.
+    /// Number of rows that all queries ask for together.
     pub fn pins(&self) -> usize {
         self.offsets[self.len()] - self.offsets[0]
     }
@@ -165,7 +165,7 @@ impl<'a> Queries<'a> {
         Queries { offsets: &self.offsets[range.start..range.end + 1], ..*self }
     }
 
-    /// How many queries ask for each row. *Shape*: (num_rows,).
+    /// Number of queries that ask for each row. *Shape*: (num_rows,).
     pub fn frequency(&self) -> Vec<u32> {
         let mut frequency = vec![0; self.num_rows];
         for &row in self.all_values() {

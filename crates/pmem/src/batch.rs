@@ -9,7 +9,7 @@ use crate::medium::{Durability, Medium};
 /// page of its bucket; requests that follow each other closely are translated side by side.
 const GROUP: usize = 32;
 
-/// What a batch of look-ups asks the processor for in advance.
+/// The lines that a batch of look-ups prefetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Prefetch {
     /// Nothing.

@@ -10,7 +10,7 @@
 //! | 5 + 2 i | its value |
 //!
 //! A fingerprint of 0 says that the slot is free; storing another publishes key and value. Values
-//! are one word each, which changes alone: who keeps them checks them (`slot_word.rs`).
+//! are one word each, which changes alone: their users check them (`slot_word.rs`).
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -27,13 +27,13 @@ const CHECK_SEED: u64 = u64::from_le_bytes(*b"ERPMBCKT");
 /// Words that the check covers: two of fingerprints and the counter, and the keys.
 pub(crate) const CHECKED_WORDS: usize = 2 + SLOTS;
 
-/// Where in a bucket the words lie that the check covers, in order.
+/// The offset in a bucket of each word that the check covers, in order.
 #[inline(always)]
 pub(crate) fn checked_word(at: usize) -> usize {
     if at < 2 { PRINTS + at } else { KEYS + 2 * (at - 2) }
 }
 
-/// Which of those a word of a bucket is.
+/// The place of a word of a bucket among those that the check covers.
 pub(crate) fn position_in_check(word: usize) -> Option<usize> {
     match word {
         1..=2 => Some(word - PRINTS),
@@ -62,7 +62,7 @@ const PRINTS_OF_SECOND: u64 = (1 << OVERFLOW_SHIFT) - 1;
 const LOWEST: u64 = 0x0101_0101_0101_0101;
 const HIGHEST: u64 = LOWEST << 7;
 
-/// The word that tells who holds a bucket and how often it was changed.
+/// The word with the lock of a bucket, the opening that locked it, and its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct State(pub(crate) u64);
 
@@ -87,7 +87,7 @@ impl State {
         Self(self.0 & !VERSION | self.0.wrapping_add(VERSION_ONE) & VERSION)
     }
 
-    /// What two loads have in common if no slot was filled in between.
+    /// The version: two loads have the same if no slot was filled in between.
     pub(crate) fn version(self) -> u64 {
         self.0 & VERSION
     }
@@ -117,20 +117,20 @@ impl Prints {
         (self.0[slot / 8] >> (slot % 8 * 8)) as u8
     }
 
-    /// Which of the two words has the slot's fingerprint, and its new value.
+    /// The index, 0 or 1, of the word with the slot's fingerprint, and its new value.
     pub(crate) fn with(self, slot: usize, print: u8) -> (usize, u64) {
         let (word, shift) = (slot / 8, slot % 8 * 8);
         (word, self.0[word] & !(0xff << shift) | u64::from(print) << shift)
     }
 
-    /// How many keys lie further on because this bucket had no room.
+    /// Number of keys that lie further on because this bucket had no room.
     #[inline(always)]
     pub(crate) fn overflow(self) -> u16 {
         (self.0[1] >> OVERFLOW_SHIFT) as u16
     }
 
     /// The second word with one key more or less displaced. A counter that has reached its end
-    /// stays there, because nobody knows any longer how many there are.
+    /// stays there, because the true number is lost.
     pub(crate) fn with_overflow(self, more: bool) -> u64 {
         let overflow = match (self.overflow(), more) {
             (u16::MAX, _) => u16::MAX,
@@ -166,7 +166,7 @@ fn zero_bytes(word: u64) -> u64 {
     !((word & !HIGHEST).wrapping_add(!HIGHEST) | word | !HIGHEST)
 }
 
-/// Where a key lies: its home bucket, the step from bucket to bucket, its fingerprint.
+/// The path of a key: its home bucket, the step from bucket to bucket, its fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Path {
     pub(crate) home: u64,

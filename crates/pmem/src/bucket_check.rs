@@ -1,7 +1,8 @@
-//! Whether buckets are what was written: their checks, compared beside writers.
+//! Checks of buckets: whether their words are those that were written, compared beside writers.
 //!
-//! A change of a bucket stores several words and then the check. Who loads them meanwhile may find
-//! words and a check that do not belong together, and looks again until nobody stores any.
+//! A change of a bucket stores several words and then the check. A reader that loads them meanwhile
+//! may find words and a check that do not belong together, and looks again until no thread stores
+//! any.
 
 use crate::bucket::{CHECK, CHECKED_WORDS, check_of, checked_word};
 use crate::error::{Error, Result};
@@ -35,8 +36,8 @@ impl<M: Medium> Region<M> {
         if self.is_sound(bucket) { Ok(()) } else { self.verify_again(bucket) }
     }
 
-    /// The words may have been loaded while somebody stored them. (Locks do not tell: who asks may
-    /// hold the bucket.)
+    /// Looks again, because the words may have been loaded while another thread stored them. (Locks
+    /// do not tell: the caller may hold the bucket.)
     #[cold]
     fn verify_again(&self, bucket: u64) -> Result<()> {
         loop {

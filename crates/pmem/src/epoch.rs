@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Readings that may be under way at once. The next one waits.
 const READINGS_MAX: usize = 1024;
-/// Those of them that outlast a call: they leave places for the others.
+/// Largest number of readings that outlast a call: they leave places for the others.
 const LENT_MAX: usize = READINGS_MAX / 2;
 
 /// One place to a cache line: readers do not meet.
@@ -26,7 +26,7 @@ pub(crate) struct Readings {
     places: Box<[Place]>,
     /// One more than the highest place that was ever taken.
     used: AtomicUsize,
-    /// How many outlast a call.
+    /// Number of readings that outlast a call.
     lent: AtomicUsize,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Readings {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lent(usize);
 
-/// A reading under way. What it has looked up stays until it is dropped.
+/// A reading under way. The rows it has looked up stay until it is dropped.
 pub(crate) struct Reading<'a> {
     place: &'a Place,
 }
@@ -108,7 +108,7 @@ impl Readings {
         epochs.filter(|epoch| *epoch != 0).min().unwrap_or(u64::MAX)
     }
 
-    /// How many readings are under way.
+    /// Number of readings under way.
     pub(crate) fn count(&self) -> usize {
         self.places.iter().filter(|place| place.0.load(Ordering::Relaxed) != 0).count()
     }

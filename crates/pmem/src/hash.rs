@@ -15,8 +15,8 @@
 //!
 //! **Damage.** Each bucket has a check of its fingerprints, counter and keys. A reader that finds a
 //! key needs none: the row says whose it is. One that finds nothing compares the check of every
-//! bucket that it has visited, as does whoever changes a bucket. A check that does not match in a
-//! bucket that nobody has changed meanwhile is damage, and never "no such key".
+//! bucket that it has visited, and so does a thread before it changes a bucket. A check that does
+//! not match in a bucket that nobody has changed meanwhile is damage, and never "no such key".
 //!
 //! **Crashes.** A known key's value is one word. Everything else changes several, all or none of
 //! them, with the check (`redo.rs`).
@@ -81,7 +81,7 @@ impl<M: Medium> PetHash<M> {
         Self { region }
     }
 
-    /// How many buckets there are.
+    /// Number of buckets.
     pub fn buckets(&self) -> u64 {
         self.region.geometry.buckets
     }
@@ -105,7 +105,7 @@ impl<M: Medium> PetHash<M> {
     #[inline(always)]
     pub(crate) fn prints(&self, bucket: u64) -> Prints {
         let word = self.word(bucket) + PRINTS;
-        // In this order: whoever takes a key away has counted it before.
+        // In this order: a thread that takes a key away has counted it before.
         let first = self.region.medium.load(word);
         Prints([first, self.region.medium.load(word + 1)])
     }
@@ -255,7 +255,7 @@ impl<M: Medium> PetHash<M> {
         key: u64,
         value: u64,
     ) {
-        // Pairs with the loads in `try_find`: who sees the new key sees the new version.
+        // Pairs with the loads in `try_find`: a reader that sees the new key sees the new version.
         self.set_state(bucket, State::bumped);
         let word = self.key_word(bucket, slot);
         change.store(word, key);
@@ -263,7 +263,7 @@ impl<M: Medium> PetHash<M> {
         self.print(change, bucket, slot, print);
     }
 
-    /// Adds to a change that a bucket, which is held, has another version. Whoever replays that
+    /// Adds to a change that a bucket, which is held, has another version. A replay of the change
     /// stores a lock of a dead process, which binds nobody.
     pub(crate) fn bump(&self, change: &mut Change, bucket: u64) {
         change.store(self.word(bucket) + STATE, self.state(bucket).bumped().0);
@@ -330,8 +330,8 @@ impl<M: Medium> PetHash<M> {
         }
     }
 
-    /// Calls `look` with a key's value, or [`ABSENT`], while no other thread can change it. What
-    /// it is told is durable after the next fence, although a dead process may have stored it.
+    /// Calls `look` with a key's value, or [`ABSENT`], while no other thread can change it. The
+    /// value is durable after the next fence, although a dead process may have stored it.
     ///
     /// # Errors
     /// `Corrupt` where a damaged bucket may hide the key.

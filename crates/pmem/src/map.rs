@@ -29,7 +29,7 @@ pub struct Mapped {
     words: usize,
     durability: Durability,
     write_back: WriteBack,
-    /// Held during `msync`: who fences later waits for it.
+    /// Held during `msync`: later fences wait for it.
     unsynced: Mutex<Unsynced>,
     /// A bit for each page that was read ahead since the mapping was made; empty if none need be.
     expected: Box<[AtomicU64]>,
@@ -88,7 +88,7 @@ impl Mapped {
         lock(&file, path)?;
         let bytes = bytes.max(1).next_multiple_of(PAGE_BYTES);
         fallocate(&file, FallocateFlags::empty(), 0, bytes as u64).map_err(|error| {
-            // What was made is of no use, and its room is short.
+            // The incomplete file is useless, and room is short.
             let _ = std::fs::remove_file(path);
             Error::io(format!("cannot reserve {bytes} bytes for {}", path.display()), error)
         })?;
@@ -339,7 +339,7 @@ fn durability_of(file: &File, path: &Path) -> Result<Durability> {
     Ok(if in_memory { Durability::Kill } else { Durability::Sync })
 }
 
-/// How a cache line is written back to persistent memory.
+/// The instruction that writes a cache line back to persistent memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WriteBack {
     /// The line may stay in the cache.

@@ -1,7 +1,7 @@
 //! The memory that the rest of this crate needs: words, and how they become durable.
 //!
 //! All access is by words of 8 bytes, the unit that a power cut leaves whole. Loads acquire and
-//! stores release, so that what was stored before a word is seen by whoever sees that word.
+//! stores release, so that a reader which sees a word sees all that was stored before it.
 
 use crate::error::Result;
 use std::fmt;
@@ -48,7 +48,7 @@ impl fmt::Display for Durability {
 /// the store, and then a [`fence`](Self::fence) by the same thread has returned. Before that it may
 /// become durable at any time, in any order with other words.
 pub trait Medium: Send + Sync {
-    /// How many words there are.
+    /// Number of words.
     fn words(&self) -> usize;
 
     /// A word (acquire).
@@ -63,10 +63,10 @@ pub trait Medium: Send + Sync {
     /// Begins to write words back.
     fn flush(&self, words: Range<usize>);
 
-    /// Waits until what this thread has flushed is durable. May do I/O.
+    /// Waits until all words that this thread has flushed are durable. May do I/O.
     ///
     /// # Errors
-    /// `Io` where the device fails. What is durable is then unknown.
+    /// `Io` if the device fails. It is then unknown which words are durable.
     fn fence(&self) -> Result<()>;
 
     /// The durability of the medium.

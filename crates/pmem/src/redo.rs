@@ -1,11 +1,11 @@
 //! Changes of several words that a crash leaves whole or undone.
 //!
 //! A change is first written to a lane as words and their new values, with a checksum, and made
-//! durable. Then the words are stored, and the lane is cleared. Whoever opens the region stores the
-//! words of every whole lane again, which changes nothing where they were stored already.
+//! durable. Then the words are stored, and the lane is cleared. Opening the region stores the words
+//! of every whole lane again, which changes nothing if they were stored already.
 //!
-//! That works because who changes words holds the locks of their buckets until the lane is clear:
-//! nobody else changes them meanwhile.
+//! That works because a thread that changes words holds the locks of their buckets until the lane
+//! is clear: no other thread changes them meanwhile.
 
 use crate::bucket::{CHECK, check_of, position_in_check};
 use crate::error::{Error, Result};
@@ -34,7 +34,7 @@ pub(crate) struct Stores {
 }
 
 impl Stores {
-    /// Before the first word: who sees that sees this.
+    /// Before the first word: a reader that sees the word sees this.
     fn begin(&self) {
         self.begun.fetch_add(1, Ordering::AcqRel);
     }
@@ -44,18 +44,18 @@ impl Stores {
         self.ended.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// How many have ended: the words of those are seen from here on.
+    /// Number of changes that have ended: their words are visible from here on.
     pub(crate) fn ended(&self) -> u64 {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Whether none but those had begun when what was loaded before was loaded.
+    /// Whether no other change had begun by the time of the caller's earlier loads.
     pub(crate) fn none_since(&self, ended: u64) -> bool {
         self.begun.load(Ordering::Acquire) == ended
     }
 }
 
-/// Which lanes are in use by threads of this process.
+/// The lanes that are in use by threads of this process.
 #[derive(Default)]
 pub(crate) struct Lanes(AtomicU64);
 

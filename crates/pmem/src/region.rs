@@ -35,14 +35,14 @@ const CHECKED_WORDS: usize = 7;
 const CHECKSUM_WORD: usize = CHECKED_WORDS;
 /// In another cache line than the rest, which never changes.
 const OPENING_WORD: usize = 8;
-/// How many rows there were when the region was closed, and a check of that and of the opening.
+/// The number of rows when the region was closed, and a check of that and of the opening.
 pub(crate) const ROWS_WORD: usize = 9;
-/// There are at most so many rows.
+/// Upper bound of the number of rows.
 pub(crate) const ROWS_MOST_WORD: usize = 11;
 pub(crate) const HINT_WORD: usize = 12;
 /// Says that every bucket has its check: the header's checksum with another seed; 0 until then.
 const CHECKS_WORD: usize = 13;
-/// Up to where its owner has counted, with a check.
+/// The mark up to which its owner has counted, with a check.
 const MARK_WORD: usize = 14;
 const MARK_SEED: u64 = u64::from_le_bytes(*b"ERPMMARK");
 /// Larger than every mark of an owner that counts: older than nothing.
@@ -67,7 +67,7 @@ pub struct Geometry {
     pub(crate) buckets: u64,
     /// Places for rows: more than `capacity`, because a changed row is written beside the old one.
     pub(crate) row_slots: u64,
-    /// Makes the places of keys unknown to who chooses keys.
+    /// Hides the places of keys from clients that choose their keys.
     pub(crate) salt: u64,
 }
 
@@ -342,7 +342,7 @@ impl<M: Medium> Region<M> {
         self.fence()
     }
 
-    /// Up to where its owner had counted; 0 in a region that is older than marks.
+    /// The mark of its owner; 0 in a region that is older than marks.
     pub(crate) fn mark(&self) -> Result<u64> {
         let word = self.medium.load(MARK_WORD);
         let mark = word & MARK_MAX;

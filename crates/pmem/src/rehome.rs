@@ -37,7 +37,7 @@ impl<M: Medium> PetHash<M> {
                     found.displaced += 1;
                     found.moved += match self.move_nearer(key, |_| true) {
                         Ok(moved) => u64::from(moved),
-                        // It stays where it is; who asks for it is told.
+                        // It stays where it is; a reader of its key gets the error.
                         Err(error) if error.kind() == ErrorKind::Corrupt => 0,
                         Err(error) => return Err(error),
                     };
@@ -47,8 +47,8 @@ impl<M: Medium> PetHash<M> {
         Ok(found)
     }
 
-    /// Moves a key home even where its home is full: a key that lies there and is not `hot` makes
-    /// room. Returns whether the key is at home. Hot keys come from who asks for them (section 3.2,
+    /// Moves a key home even if its home is full: a key that lies there and is not `hot` makes
+    /// room. Returns whether the key is at home. The callers name the hot keys (section 3.2,
     /// hotness-aware placement).
     ///
     /// # Errors

@@ -23,12 +23,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Keys of one reading: slots that are replaced during it are not used again, so a longer one would
-/// hold up who changes rows.
+/// hold up writers.
 const AT_ONCE: usize = 1024;
-/// How many rows ahead memory is asked for.
+/// Number of rows ahead whose memory is prefetched.
 pub(crate) const ROWS_AHEAD: usize = 6;
 const LINE_WORDS: usize = 8;
-/// How many buckets ahead a pass asks a disk for them.
+/// Number of buckets ahead that a pass asks a disk for.
 const BUCKETS_AHEAD: u64 = 2048;
 const CHECKSUM_SEED: u64 = u64::from_le_bytes(*b"ERPMROWS");
 
@@ -148,8 +148,8 @@ impl<M: Medium> Rows<M> {
         self.region.owner()
     }
 
-    /// Notes durably up to where the owner has counted: its commits, for one. What counts further
-    /// than a region's mark tells that the region is an older one.
+    /// Notes durably up to where the owner has counted: its commits, for one. An owner that has
+    /// counted further than a region's mark knows that the region is an older one.
     ///
     /// # Errors
     /// `Io`, after which the region takes no changes.
@@ -174,9 +174,9 @@ impl<M: Medium> Rows<M> {
         self.region.mark()
     }
 
-    /// How many rows there are. Takes no time after an opening that ended with
-    /// [`end`](Self::end); else it looks at a cache line for every 14 rows. Nobody may have
-    /// changed the region since it was opened.
+    /// Number of rows. Takes no time after an opening that ended with [`end`](Self::end); else it
+    /// looks at a cache line for every 14 rows. No thread may have changed the region since it was
+    /// opened.
     pub fn count(&self) -> u64 {
         let counted = || {
             let of_bucket = |bucket: u64| {
@@ -202,12 +202,12 @@ impl<M: Medium> Rows<M> {
         self.region.note_rows(rows)
     }
 
-    /// How many calls have ever had to wait for row slots, longer than a moment.
+    /// Number of calls that ever had to wait for row slots, longer than a moment.
     pub fn pauses(&self) -> u64 {
         self.slab.pauses().1
     }
 
-    /// How row slots are used, as far as it is known.
+    /// The use of row slots, as far as it is known.
     pub fn slab_use(&self) -> SlabUse {
         self.slab.used()
     }
@@ -271,7 +271,7 @@ impl<M: Medium> Rows<M> {
         Ok(())
     }
 
-    /// Which keys have a row: `keys (N,) → found (N,)`. No row is read.
+    /// Tells for each key whether it has a row: `keys (N,) → found (N,)`. No row is read.
     ///
     /// # Errors
     /// `Misuse` where lengths do not fit; `Corrupt` where a damaged bucket may hide a key.
@@ -479,7 +479,7 @@ impl<M: Medium> Rows<M> {
         hot.iter().try_fold(0, at_home)
     }
 
-    /// How many buckets the index has.
+    /// Number of buckets of the index.
     pub fn buckets(&self) -> u64 {
         self.index.buckets()
     }
@@ -519,7 +519,7 @@ impl<M: Medium> Rows<M> {
     /// change the region meanwhile.
     ///
     /// # Errors
-    /// What `progress` returns.
+    /// The errors of `progress`.
     pub fn check_all<E>(
         &self,
         most: usize,
@@ -603,7 +603,7 @@ impl<M: Medium> Drop for Rows<M> {
 pub(crate) struct Placed {
     /// Rows that are published, from the first on.
     pub(crate) placed: usize,
-    /// Those of them whose keys had none.
+    /// Number of these rows whose keys had none.
     pub(crate) inserted: u64,
     /// Slots of the rows that the others had.
     pub(crate) replaced: Vec<u64>,

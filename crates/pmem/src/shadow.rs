@@ -130,8 +130,8 @@ impl Contents {
         self.image(|_, values| values)
     }
 
-    /// What a power cut leaves, where `choose` says how many of a word's pending values were
-    /// written.
+    /// The words that a power cut leaves, if of each word the first so many pending values were
+    /// written as `choose` says.
     pub(crate) fn image(&self, mut choose: impl FnMut(usize, usize) -> usize) -> Vec<u64> {
         let mut image = self.durable.clone();
         for (word, (values, _)) in &self.pending {

@@ -1,19 +1,19 @@
-//! Which row slots are free.
+//! The free row slots of a region.
 //!
 //! **No list of them is on the medium.** A row slot has the key of its row, and the index has the
 //! slot of a key: a slot is in use if both agree, and free otherwise. So a crash can neither leak a
 //! slot nor have it handed out twice, whatever was stored by then.
 //!
-//! **Found out as needed.** After opening, no slot is known to be free. Where room is wanted, the
+//! **Found out as needed.** After opening, no slot is known to be free. When room is wanted, the
 //! slots of one more chunk are looked up: first where free ones were found last, a hint on the
-//! medium, then further on, or far away where rows lie densely. In memory are two bits for each row
+//! medium, then further on, or far away if rows lie densely. In memory are two bits for each row
 //! slot: free, and replaced but perhaps still read.
 //!
 //! **A bound on the rows** is on the medium, so that new rows are admitted or refused as a whole
 //! before all slots are known. It is raised ahead of rows, many at a time, and exact after a close.
 //!
 //! A slot is *replaced* while its key is locked in the index, and chunks are looked up under the
-//! same locks. So each slot is freed once: by the look-up, or by who replaced it.
+//! same locks. So each slot is freed once: by the look-up, or by the call that replaced it.
 
 use crate::epoch::Readings;
 use crate::error::{Error, ErrorKind, Result};
@@ -28,17 +28,17 @@ use std::time::{Duration, Instant};
 
 /// Slots of a chunk: looking up so many takes about 0.1 ms.
 const CHUNK: u64 = 1024;
-/// How long a call looks again for slots that others hold.
+/// The longest time that a call looks again for slots that others hold.
 const WAIT_MOST: Duration = Duration::from_secs(5);
-/// How often it looks at once; then it pauses between two looks.
+/// Number of looks without a pause; then it pauses between two looks.
 const TRIES: u32 = 1000;
 const PAUSE: Duration = Duration::from_micros(50);
 /// The time after which a wait is reported.
 const MOMENT: Duration = Duration::from_millis(2);
 /// A chunk with fewer free slots lies among rows.
 const POOR: usize = CHUNK as usize / 64;
-/// Where rows lie densely, look-ups go on so far away, as a share of all chunks: the golden ratio
-/// leaves no long stretch unvisited.
+/// The distance to the next look-up among densely lying rows, as a share of all chunks: the golden
+/// ratio leaves no long stretch unvisited.
 const STRIDE: f64 = 0.618_033_988_75;
 /// Rows that are claimed ahead, as a share of the capacity.
 const CLAIM_SHARE: u64 = 64;
@@ -50,7 +50,7 @@ pub(crate) struct Slab {
     /// A bit for each slot that was replaced and is not yet free.
     replaced: Box<[AtomicU64]>,
     state: Mutex<State>,
-    /// Calls that pause for slots which others hold, and how many ever did.
+    /// Number of calls that pause for slots which others hold, and of those that ever did.
     pausing: AtomicUsize,
     pauses: AtomicU64,
 }
@@ -74,13 +74,13 @@ struct State {
     looked_up: Box<[u64]>,
     /// Slots of those.
     known: u64,
-    /// Which chunk to look up next, if it was not.
+    /// The chunk to look up next, if it was not looked up yet.
     next_chunk: u64,
     /// Whether the last one had few free slots.
     poor: bool,
-    /// At most so many rows there are, those that calls under way will make included.
+    /// Upper bound of the number of rows, those that calls under way will make included.
     rows: u64,
-    /// At most so many there are, durably.
+    /// The durable upper bound of the number of rows.
     claimed: u64,
     /// Replaced slots by the epoch in which they were.
     waiting: VecDeque<(u64, Vec<u64>)>,
@@ -91,7 +91,7 @@ struct State {
     promised: u64,
 }
 
-/// How row slots are used, as far as it is known.
+/// The use of row slots, as far as it is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlabUse {
     /// All row slots.
@@ -102,7 +102,7 @@ pub struct SlabUse {
     pub free: u64,
     /// Slots of replaced rows that may still be read.
     pub waiting: u64,
-    /// There are at most so many rows; exactly so many since the region was made, or closed
+    /// Upper bound of the number of rows; exact since the region was made, or if it was closed
     /// before it was opened.
     pub rows_at_most: u64,
 }
@@ -152,8 +152,8 @@ impl Slab {
     /// a region that is full takes them, also where a race of a put and a removal made one row too
     /// many.
     ///
-    /// Where the bound on rows leaves no room, slots are looked up until there is: those that were
-    /// not count as rows.
+    /// If the bound on rows leaves no room, slots are looked up until there is: those that were not
+    /// count as rows.
     pub(crate) fn admit<M: Medium>(&self, new: u64, index: &PetHash<M>) -> Result<()> {
         if new == 0 {
             return Ok(());

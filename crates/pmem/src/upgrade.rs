@@ -5,8 +5,8 @@
 //! bucket has its check. No row is read.
 //!
 //! A bucket that contradicts itself (a fingerprint that is not the key's, a key that no look-up
-//! finds there, a counter that is wrong) gets a check that does not match: from then on it is
-//! damage to whoever looks for a key in it.
+//! finds there, a counter that is wrong) gets a check that does not match: from then on a look-up
+//! of a key in it reports damage.
 
 use crate::bucket::{CHECK, SLOTS, check_of};
 use crate::error::Result;
@@ -14,7 +14,7 @@ use crate::hash::{PROBES_MAX, PetHash};
 use crate::medium::Medium;
 use crate::slot_word::{has_no_check, without_row};
 
-/// How many buckets ahead the pass asks a disk for them, and after how many it writes back.
+/// Number of buckets ahead that the pass asks a disk for, and of those between two write-backs.
 const BUCKETS_AT_ONCE: u64 = 2048;
 
 impl<M: Medium> PetHash<M> {
@@ -39,7 +39,7 @@ impl<M: Medium> PetHash<M> {
         self.region.end_checks()
     }
 
-    /// How many keys pass each bucket, by where they lie.
+    /// Number of keys that pass each bucket, by their places.
     fn count_passed(&self) -> Vec<u16> {
         let mut passed = vec![0u16; self.buckets() as usize];
         for bucket in 0..self.buckets() {

@@ -12,11 +12,11 @@ use std::sync::atomic::AtomicU64;
 
 /// Rows of a batch as they were when they were lent out, whatever is put meanwhile.
 ///
-/// It holds up nobody: writers write elsewhere, and other readers find what they wrote. But row
-/// slots that were replaced since are not used again before it is dropped. Where writers have no
+/// It blocks no other thread: writers write elsewhere, and other readers find the new rows. But row
+/// slots that were replaced since are not used again before it is dropped. If writers have no
 /// others left they wait, 5 seconds at most, and are then refused as `Full`. So it is to be dropped
-/// within a second or two, and soon once it [`is_wanted`](Self::is_wanted); who cannot do that
-/// copies its rows. Who holds it must not wait for a writer, who may wait for it.
+/// within a second or two, and soon once it [`is_wanted`](Self::is_wanted); a holder that cannot do
+/// that copies its rows. A holder must not wait for a writer, which may wait for it.
 pub struct RowViews<M: Medium> {
     rows: Arc<Rows<M>>,
     slots: Vec<u64>,
@@ -50,7 +50,7 @@ impl<M: Medium> Rows<M> {
 }
 
 impl<M: Medium> RowViews<M> {
-    /// How many keys there are.
+    /// Number of keys.
     pub fn len(&self) -> usize {
         self.slots.len()
     }

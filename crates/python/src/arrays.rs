@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 /// the caller's array.
 pub(crate) struct Keys {
     keys: Vec<u64>,
-    /// Where the caller's array is.
+    /// Address of the caller's array.
     address: usize,
 }
 

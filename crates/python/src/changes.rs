@@ -88,7 +88,7 @@ impl Changes {
         json_value(py, &self.to)
     }
 
-    /// What became of tables in between, in order, each as a dict of one entry.
+    /// Changes of tables in between, in order, each as a dict of one entry.
     fn table_events(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let events = py.call_engine(|| {
             let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -105,7 +105,7 @@ impl Changes {
         })
     }
 
-    /// Lets go of the commits. What is left is not given.
+    /// Lets go of the commits. The remaining changes are not given.
     fn close(&self, py: Python<'_>) {
         py.call_engine(|| self.changes.lock().unwrap_or_else(PoisonError::into_inner).take());
     }

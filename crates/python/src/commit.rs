@@ -25,7 +25,7 @@ impl PendingCommit {
     /// Ctrl-C ends the wait.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Py<PyAny>>> {
-        // What is too long to be added is as good as for ever.
+        // A timeout that is too long to be added means to wait without end.
         let timeout = timeout.and_then(|s| Duration::try_from_secs_f64(s.max(0.0)).ok());
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {

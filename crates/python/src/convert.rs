@@ -1,11 +1,12 @@
-//! What several files hand over: values of the engine as objects, how far it is, amounts as texts.
+//! Conversions that several files share: values of the engine as objects, progress, amounts as
+//! texts.
 
 use crate::error::{Carried, misuse};
 use embedrock_core::{Amount, Result};
 use pyo3::prelude::*;
 use serde::Serialize;
 
-/// A serializable value as plain Python objects: what `json.loads` makes of it.
+/// A serializable value as plain Python objects: the result of `json.loads`.
 ///
 /// The way through text is meant. A number of 32 bits becomes the number that it is written as, 0.1
 /// and not 0.10000000149011612, a sequence a list, and what is no number None.

@@ -11,20 +11,20 @@ use pyo3::prelude::*;
 use pyo3::types::PyWeakrefReference;
 use std::sync::{Mutex, PoisonError};
 
-/// What is told of an array to fill that is not the call's alone.
+/// The message about an array to fill that is not the call's alone.
 pub(crate) const OVERLAPS: &str =
     "out overlaps an array that this call or another thread is using; give each its own";
 
-/// What is told of an argument that another call fills.
+/// The message about an argument that another call fills.
 pub(crate) fn being_filled(name: &str) -> String {
     let verb = if name.ends_with('s') { "overlap" } else { "overlaps" };
     format!("{name} {verb} an array that another call is filling; wait for it, or pass a copy")
 }
 
-/// What calls under way use, of this process: a forked child has no other threads.
+/// Memory that calls under way use, of this process: a forked child has no other threads.
 static IN_USE: Mutex<InUse> = Mutex::new(InUse { process: 0, last: OWN, spans: Vec::new() });
 
-/// The number that no call has: that of spans which are not noted yet.
+/// A number that no call has: that of spans which are not noted yet.
 const OWN: u64 = 0;
 
 struct InUse {
@@ -44,11 +44,11 @@ struct Span {
     name: &'static str,
 }
 
-/// The arrays of one call. What of them overlaps is refused by [`Arrays::lend`].
+/// The arrays of one call. Overlaps among them are refused by [`Arrays::lend`].
 #[derive(Default)]
 pub(crate) struct Arrays<'py> {
     spans: Vec<Span>,
-    /// What the call does not look at again.
+    /// Arrays that the call does not look at again.
     copied: Vec<Span>,
     kept: Vec<Bound<'py, PyWeakrefReference>>,
 }
@@ -132,7 +132,7 @@ fn take(spans: Vec<Span>, copied: &[Span]) -> Result<Option<u64>, String> {
     Ok(Some(call))
 }
 
-/// What is told of two spans that overlap, at least one of which is of the call at hand.
+/// The message about two spans that overlap, at least one of which is of the call at hand.
 fn refusal(pair: [Span; 2]) -> String {
     let own = pair.iter().filter(|span| span.call == OWN);
     match own.clone().find(|span| span.filled).or(own.clone().next()) {

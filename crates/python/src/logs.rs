@@ -1,14 +1,14 @@
 //! Log records of the engine on their way to Python's `logging`, or to standard error.
 //!
-//! A thread that logs may hold locks of a store, and must not wait for the interpreter: whoever has
-//! that may wait for the same store, a handler of the program may call it, a forked child has locks
-//! that nobody opens, and a thread that asks for the interpreter while it ends never runs again. So
-//! no record is handed over by the thread that makes it (as `pyo3-log` does). It waits in one of a
-//! bounded number of places that are never waited for, and goes to Python where a call from Python
-//! comes back from the engine: attached, without a lock, in the order in which records were made
-//! and with the time and the thread of then. What a thread of the engine says comes with the next
-//! call, of whichever thread, or at the end of the program. A thread of our own that waits for
-//! records would bring them at once, but Python warns of every fork of a process with threads.
+//! A thread that logs may hold locks of a store, and must not wait for the interpreter: the thread
+//! that has it may wait for the same store, a handler of the program may call it, a forked child
+//! has locks that nobody opens, and a thread that asks for the interpreter while it ends never runs
+//! again. So no record is handed over by the thread that makes it (as `pyo3-log` does). It waits in
+//! one of a bounded number of places that are never waited for, and goes to Python where a call
+//! from Python comes back from the engine: attached, without a lock, in the order in which records
+//! were made and with the time and the thread of then. A record of a thread of the engine comes
+//! with the next call, of any thread, or at the end of the program. A thread of our own that waits
+//! for records would bring them at once, but Python warns of every fork of a process with threads.
 //!
 //! A verb pays a look at one flag for it. Records beyond the places are counted, and told.
 //!
@@ -26,11 +26,11 @@ use std::fs::File;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What the crates of this program say begins with this; others are left out.
+/// Targets of the crates of this program begin with this; others are left out.
 const OURS: &str = "embedrock";
 
 static WAITING: Waiting<Record> = Waiting::new();
-/// Where lines go instead, in a program that has asked for that.
+/// The destination of lines, in a program that has asked for them.
 static LINES: OnceLock<Lines> = OnceLock::new();
 /// The function of Python that takes records.
 static RECEIVER: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -68,7 +68,7 @@ pub(crate) fn begin() {
     static LOGGER: ToPython = ToPython;
     // The crate is part of this library alone, so that nobody was faster.
     if log::set_logger(&LOGGER).is_ok() {
-        // What a program does not want to see its own loggers leave out: there are few records.
+        // A program filters records with its own loggers: there are few records.
         log::set_max_level(LevelFilter::Debug);
     }
 }
@@ -140,8 +140,8 @@ fn hand_over(py: Python<'_>) {
     });
 }
 
-/// What a filter or a handler raises ends no call of the engine. An exception of a signal that came
-/// meanwhile comes once more, when the call has returned.
+/// An exception that a filter or a handler raises ends no call of the engine. An exception of a
+/// signal that came meanwhile is raised once more, when the call has returned.
 fn raise_later(py: Python<'_>, error: PyErr) {
     const SIGINT: i32 = 2;
     const SIGTERM: i32 = 15;
@@ -191,9 +191,9 @@ pub(crate) fn hand_over_logs(py: Python<'_>, is_last: bool) {
     }
 }
 
-/// Has records written to standard error by whoever makes them, from now on: those of this level
-/// (`error`, `warn`, `info`, `debug`) and worse. The descriptor is copied, so that no file that is
-/// opened later ever gets a line. Once for a process.
+/// Has records written to standard error by the thread that makes them, from now on: those of this
+/// level (`error`, `warn`, `info`, `debug`) and worse. The descriptor is copied, so that no file
+/// that is opened later ever gets a line. Once for a process.
 #[pyfunction]
 pub(crate) fn log_to_stderr(level: &str) -> PyResult<()> {
     let level: Level = level.parse().map_err(|_| {

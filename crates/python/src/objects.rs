@@ -44,7 +44,7 @@ impl CommitFiles {
         json_value(py, self.open(py)?.commit())
     }
 
-    /// What tells the store from all others, 32 digits.
+    /// The identity of the store, 32 digits.
     fn uuid(&self, py: Python<'_>) -> PyResult<String> {
         Ok(format!("{:032x}", self.open(py)?.uuid()))
     }
@@ -69,7 +69,7 @@ impl CommitFiles {
         Ok(files.into_iter().map(tuple).collect())
     }
 
-    /// What the file `head` of a store says that has this commit alone.
+    /// The content of the file `head` of a store that has this commit alone.
     fn head<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let held = self.open(py)?;
         let head = py.call_engine(|| held.head()).or_raise(py)?;

@@ -164,7 +164,7 @@ pub(crate) fn place_replicas<'py>(
     Ok((starts.into_pyarray(py), ranks.into_pyarray(py)))
 }
 
-/// What queries read: (rows that they ask for, each once a query; pages).
+/// Reads of queries: (rows that they ask for, each once a query; pages).
 ///
 /// Pages are selected in one pass over the rows of a query, which looks at `candidates_max` pages
 /// of each, or, if `greedy`, each as the best of all pages. `starts` and `replicas` are as
@@ -269,7 +269,7 @@ pub(crate) fn place_strawman<'py>(
     Ok((starts.into_pyarray(py), all.into_pyarray(py)))
 }
 
-/// What serving queries from any pages takes, by the exact LRU cache of `placement::evaluate`.
+/// The reads of queries served from any pages, by the exact LRU cache of `placement::evaluate`.
 ///
 /// Queries before `first` fill the cache and do not count. `queries_per_batch` of them are served
 /// together. `candidates_max` pages of each row are looked at in one pass; 0 takes the greedy cover

@@ -116,12 +116,12 @@ impl Schedule {
         self.0.tables().to_vec()
     }
 
-    /// How many batches it has.
+    /// Number of batches.
     fn batches(&self) -> u64 {
         self.0.batches()
     }
 
-    /// How many uses these have.
+    /// Number of uses in these batches.
     fn uses(&self) -> u64 {
         self.0.uses()
     }
@@ -131,7 +131,7 @@ impl Schedule {
         self.0.stretch_batches()
     }
 
-    /// So many stretches ahead a next use is at most.
+    /// Largest number of stretches that a next use is ahead.
     fn furthest(&self) -> u32 {
         self.0.furthest()
     }

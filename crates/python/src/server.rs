@@ -78,22 +78,22 @@ impl Server {
         py.call_engine(|| server::Server::start(store, options)).map(Self).or_raise(py)
     }
 
-    /// Where clients reach it, as HOST:PORT.
+    /// The address at which clients reach it, as HOST:PORT.
     fn address(&self) -> String {
         self.0.address().to_string()
     }
 
-    /// Where its metrics are, as HOST:PORT, if anywhere.
+    /// The address of its metrics, as HOST:PORT, if it has one.
     fn metrics_address(&self) -> Option<String> {
         self.0.metrics_address().map(|address| address.to_string())
     }
 
-    /// How rows get into sockets: a mode, or one for each row size that was measured.
+    /// The mode in which rows are sent, or one for each row size that was measured.
     fn gather(&self) -> String {
         self.0.gather()
     }
 
-    /// Reads the map of its cluster again, and returns how many maps there were.
+    /// Reads the map of its cluster again, and returns the number of maps so far.
     fn reload_map(&self, py: Python<'_>) -> PyResult<u64> {
         py.call_engine(|| self.0.reload_map()).or_raise(py)
     }
@@ -108,7 +108,7 @@ impl Server {
         self.0.set_password(password).or_raise(py)
     }
 
-    /// What whoever runs it should know, such as a certificate that is about to expire.
+    /// A warning to the operator, such as a certificate that is about to expire.
     fn warning(&self) -> Option<String> {
         self.0.warning()
     }

@@ -177,7 +177,7 @@ impl Store {
         Ok(tables.into_iter().map(|info| TableId(info.id)).collect())
     }
 
-    /// What the store knows of a table, as a dict.
+    /// The facts about a table, as a dict.
     fn table_info(&self, py: Python<'_>, table: PyRef<'_, TableId>) -> PyResult<Py<PyAny>> {
         let table = table.0;
         let info = py.call_engine(|| self.0.table_info(table)).or_raise(py)?;
@@ -318,7 +318,7 @@ impl Store {
         self.0.is_poisoned()
     }
 
-    /// What tells this store from all others.
+    /// The identity of the store.
     fn id(&self) -> String {
         format!("{:032x}", self.0.id())
     }
@@ -448,7 +448,7 @@ impl Store {
         py.call_engine(|| self.0.pause_window(pause)).or_raise(py)
     }
 
-    /// What the look-ahead window did, as a dict.
+    /// The counters of the look-ahead window, as a dict.
     fn window_stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let stats = py.call_engine(|| self.0.window_stats()).or_raise(py)?;
         json_value(py, &stats)
@@ -461,7 +461,7 @@ impl Store {
         (reads.used, reads.missed, reads.ahead, reads.wait_s)
     }
 
-    /// How many keys of the table are written and not deleted.
+    /// Number of keys of the table that are written and not deleted.
     fn len(&self, py: Python<'_>, table: PyRef<'_, TableId>) -> PyResult<u64> {
         let table = table.0;
         py.call_engine(|| self.0.len(table)).or_raise(py)
@@ -594,7 +594,7 @@ impl Store {
         Ok(state.into_iter().map(|(name, bytes)| (name, PyBytes::new(py, &bytes))).collect())
     }
 
-    /// What would be lost by closing: (batches, rows touched) since the last commit.
+    /// The changes that closing would lose: (batches, rows touched) since the last commit.
     fn uncommitted(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         self.check_call(py)?;
         let uncommitted = self.0.uncommitted();

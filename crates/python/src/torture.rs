@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// What replays a seed from a shell.
+/// The command that replays a seed from a shell.
 const COMMAND: &str = "embedrock torture";
 /// The search for a smaller life looks for signals so often.
 const LOOK_FOR_SIGNALS: Duration = Duration::from_millis(50);
@@ -18,7 +18,7 @@ const LOOK_FOR_SIGNALS: Duration = Duration::from_millis(50);
 ///
 /// `progress(line)` is called a few times a second. Ctrl-C ends the run, which tells what it has
 /// counted and found by then, or the search for a smaller life that fails, which is then left out.
-/// What else `progress` raises ends the run, too, and is raised.
+/// Any other exception of `progress` ends the run, too, and is raised.
 #[pyfunction]
 #[pyo3(signature = (options, seed, progress=None))]
 pub(crate) fn torture(

@@ -49,8 +49,8 @@ impl Error {
         self.kind
     }
 
-    /// What was to be done, and the error of the operating system that it failed with; the whole
-    /// message, where that is not why.
+    /// The failed action, and the error of the operating system that caused it; the whole message,
+    /// if that was not the cause.
     pub fn into_parts(self) -> (String, Option<io::Error>) {
         (self.message, self.source)
     }

@@ -17,10 +17,10 @@ const REPEATS: u32 = 1;
 const NAMES_BYTES_MAX: u32 = 1 << 26;
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// What a batch uses, but for the keys.
+/// The uses of a batch, without the keys.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Shape {
-    /// Tables, in ascending order, and how many keys the batch has of each.
+    /// Tables, in ascending order, and the number of keys that the batch has of each.
     pub(crate) parts: Vec<(u32, u32)>,
     pub(crate) digest: u32,
 }
@@ -93,7 +93,7 @@ pub(crate) struct Writer {
     unfinished: PathBuf,
     header: Header,
     at: u64,
-    /// Where the record of each batch begins, and the last one ends.
+    /// Offset of the record of each batch, and the end of the last one.
     begins: Vec<u64>,
     record: Vec<u8>,
     is_done: bool,
@@ -229,12 +229,12 @@ impl Schedule {
         &self.names
     }
 
-    /// How many batches it has.
+    /// Number of batches.
     pub fn batches(&self) -> u64 {
         self.header.batches
     }
 
-    /// How many uses these have.
+    /// Number of uses in these batches.
     pub fn uses(&self) -> u64 {
         self.header.uses
     }
@@ -244,7 +244,7 @@ impl Schedule {
         self.header.stretch_batches
     }
 
-    /// So many stretches ahead a next use is at most.
+    /// Largest number of stretches that a next use is ahead.
     pub fn furthest(&self) -> u32 {
         self.header.furthest
     }
@@ -330,7 +330,7 @@ impl Schedule {
     }
 }
 
-/// What a batch uses, and behind it the next uses.
+/// The uses of a batch, and the next uses behind them.
 fn decode_shape(record: &[u8]) -> Option<(Shape, &[u8])> {
     let (digest, rest) = record.split_first_chunk()?;
     let (count, mut rest) = rest.split_first_chunk()?;

@@ -16,8 +16,8 @@ const USES_OF_KEY: usize = 8;
 /// A table is fuller than this by no means: three quarters.
 const FULL: (usize, usize) = (3, 4);
 
-/// Mixes all bits of a key. What part a key belongs to, its upper bits say; where in a table it is,
-/// the lower ones. (Finaliser constants: Pelle Evensen's "moremur".)
+/// Mixes all bits of a key. The upper bits select the part that a key belongs to, the lower ones
+/// its place in a table. (Finaliser constants: Pelle Evensen's "moremur".)
 #[inline(always)]
 pub(crate) fn mix(key: u64) -> u64 {
     let mut x = key ^ (key >> 27);

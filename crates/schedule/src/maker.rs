@@ -29,7 +29,7 @@ pub struct Part<'a> {
     pub keys: &'a [u64],
 }
 
-/// What comes behind the batches of a schedule.
+/// The batches behind those of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ends {
     /// Nothing, or what was added behind [`Maker::end`].
@@ -114,8 +114,8 @@ impl Maker {
         })
     }
 
-    /// Those that were added are the batches of the schedule. What is added from here on only says
-    /// what comes behind them, from a new stretch on.
+    /// Ends the schedule: the batches added so far are its batches. Batches added from here on only
+    /// tell what follows them, from a new stretch on.
     ///
     /// Errors: `Misuse` when it was said before, or there is no batch; `Io`.
     pub fn end(&mut self) -> Result<()> {

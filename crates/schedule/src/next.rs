@@ -80,7 +80,7 @@ impl PartUses<'_> {
     ) -> Result<bool> {
         known.reset(uses);
         if let Some(stretches) = repeats {
-            // What is used first is used next behind the last.
+            // The first use of a key is the next one behind its last.
             if !self.go(known, &of_round, |_, _| Ok(()))? {
                 return Ok(false);
             }
@@ -90,7 +90,7 @@ impl PartUses<'_> {
     }
 
     /// Goes through the uses backwards and tells the next one of each, of keys that are `of_round`.
-    /// False where their table has no room.
+    /// False if their table has no room.
     #[inline(always)]
     fn go(
         &self,

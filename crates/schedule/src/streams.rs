@@ -28,7 +28,7 @@ pub(crate) struct Streams {
 struct Stream {
     /// Its full chunks, by their number in the file.
     chunks: Vec<u32>,
-    /// What is behind them.
+    /// The numbers behind these chunks.
     last: Vec<u8>,
 }
 

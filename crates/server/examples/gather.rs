@@ -1,4 +1,4 @@
-//! What the modes of sending cost: 500 rows of a region over loopback TCP, rows of 16 to 2,048
+//! The cost of the modes of sending: 500 rows of a region over loopback TCP, rows of 16 to 2,048
 //! values. All rows that arrive are compared in a pass of its own before times are taken.
 //!
 //! `cargo run --release -p embedrock-server --example gather [SECONDS FOR EACH SIZE]`

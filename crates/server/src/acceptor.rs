@@ -15,7 +15,7 @@ use std::time::Duration;
 
 const LISTENER: Token = Token(0);
 const WAKER: Token = Token(1);
-/// How long it waits before it accepts again, after the system had no descriptor to give.
+/// The pause before it accepts again, after the system had no descriptor to give.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The error for a connection beyond the limit.
@@ -102,7 +102,7 @@ impl Acceptor {
             self.shared.limits.full(peer, most);
         }
         let Some(seat) = seat.or_else(|| self.shared.clients.refused_seat()) else {
-            // Whoever does not take it learns of it by the end of the connection.
+            // A client that does not read it learns of it by the end of the connection.
             let _ = socket.write(format!("-ERR {TOO_MANY}\r\n").as_bytes());
             return;
         };

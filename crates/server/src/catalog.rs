@@ -48,8 +48,8 @@ impl Table {
 /// Names that a message has.
 const NAMED_MOST: usize = 12;
 
-/// How many bytes are to be changed, left out or put in to make one name of another; two that
-/// changed places count as one.
+/// Number of bytes to change, remove or insert to turn one name into another; two swapped bytes
+/// count as one.
 fn distance(one: &[u8], other: &[u8]) -> usize {
     if one.len().abs_diff(other.len()) > 8 || one.len() > 256 {
         return usize::MAX;
@@ -111,7 +111,7 @@ impl Tables {
 pub(crate) struct Catalog(RwLock<Arc<Tables>>);
 
 impl Catalog {
-    /// Those of a store.
+    /// The catalog of a store.
     pub(crate) fn of(store: &Store) -> Self {
         let catalog = Self::default();
         catalog.update(store);

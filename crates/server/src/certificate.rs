@@ -1,7 +1,7 @@
-//! How long a certificate is valid: the two dates of X.509, from its DER bytes.
+//! The validity of a certificate: the two dates of X.509, from its DER bytes.
 //!
-//! Nothing is verified here, which is the matter of clients. What is not understood has no dates,
-//! and is served all the same.
+//! Nothing is verified here: that is the task of clients. A certificate that cannot be parsed has
+//! no dates, and is served all the same.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -13,7 +13,7 @@ const VERSION: u8 = 0xa0;
 const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
 
-/// From when to when, in seconds since 1970.
+/// Begin and end, in seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Validity {
     pub(crate) begin_unix_s: i64,
@@ -21,9 +21,9 @@ pub(crate) struct Validity {
 }
 
 impl Validity {
-    /// What should be said of it now: that it has expired, is about to, or is not valid yet. A
-    /// certificate is about to expire within its last two weeks, one for a short time within the
-    /// last third of it.
+    /// The warning to give now: that the certificate has expired, is about to, or is not valid yet.
+    /// It is about to expire within its last two weeks, or a short-lived one within the last third
+    /// of its time.
     pub(crate) fn warning(self, now_unix_s: i64) -> Option<String> {
         let (left, all) = (self.end_unix_s - now_unix_s, self.end_unix_s - self.begin_unix_s);
         if left < 0 {

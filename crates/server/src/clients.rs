@@ -15,9 +15,9 @@ const TRIM_AFTER: Duration = Duration::from_secs(3);
 
 /// The resources of all connections of a server. Relaxed throughout: counters order nothing.
 pub(crate) struct Clients {
-    /// Those that are served.
+    /// Number of connections that are served.
     open: Arc<AtomicUsize>,
-    /// Those that are told that there is no place for them.
+    /// Number of connections that are told that there is no place for them.
     refused: Arc<AtomicUsize>,
     /// Memory of their requests and replies.
     bytes: AtomicUsize,
@@ -29,7 +29,7 @@ pub(crate) struct Clients {
     trimming: Mutex<Trimming>,
 }
 
-/// When memory was looked at, and how much of it the process may still have.
+/// The time of the last look at memory, and the bytes that the process may still have.
 struct Trimming {
     last: Instant,
     had: usize,

@@ -16,7 +16,7 @@ pub(crate) const BUFFER_BYTES: usize = 64 << 10;
 const LEFT_AFTER: Duration = Duration::from_millis(250);
 /// Most bytes of idle read buffers of a thread.
 const IDLE_BYTES: usize = 4 << 20;
-/// Replies that may wait of who has not given the password.
+/// Bytes of replies that may wait for a client without the password.
 const OUTSIDE_BYTES: usize = 16 << 10;
 
 /// A connection and what is under way on it.
@@ -39,7 +39,7 @@ pub(crate) struct Connection {
     pub(crate) counted: usize,
     /// Whether it is in the list of those that have something to do.
     pub(crate) is_due: bool,
-    /// When bytes last came or went.
+    /// The time when bytes last came or went.
     pub(crate) last_active: Instant,
     /// The progress of an incomplete request, if there is one.
     arriving: Option<Pace>,
@@ -245,7 +245,7 @@ impl Connection {
         is_last && !lingers && !self.session.has_job && self.is_out()
     }
 
-    /// So many bytes came in a turn, in which whole requests were taken or not; what is left in the
+    /// Notes the bytes that came in a turn, and whether whole requests were taken; the rest of the
     /// input waits for more bytes, unless it is held up. Of a request that is skipped nothing need
     /// be left.
     pub(crate) fn note_arrived(&mut self, bytes: usize, has_taken: bool) {

@@ -1,9 +1,10 @@
-//! What a server logs, in one place: the lines, how bad each is, and which come once a second.
+//! The log lines of a server, in one place: their texts, their levels, and the limits of one a
+//! second.
 //!
-//! What a client can bring about as often as it likes has a limit, so that nobody fills a disk with
-//! it. A line names the peer, never what it sent: no key, no row, no password. What the command
-//! `embedrock serve` prints anyway, such as a certificate that is about to expire, is `debug`, or
-//! not here.
+//! Events that a client can cause as often as it likes have a limit, so that it cannot fill a disk
+//! with them. A line names the peer, never the bytes it sent: no key, no row, no password. Facts
+//! that the command `embedrock serve` prints anyway, such as a certificate that is about to expire,
+//! are `debug`, or not here.
 
 use crate::shared::Shared;
 use embedrock_core::logs::{Limit, Seconds, without_keys};
@@ -17,7 +18,7 @@ const SERVER: &str = "embedrock::server";
 const CLIENTS: &str = "embedrock::server::clients";
 const TIMER: &str = "embedrock::server::timer";
 
-/// Limits of what clients can bring about.
+/// Limits of events that clients can cause.
 #[derive(Debug, Default)]
 pub(crate) struct Limits {
     full: Limit,
@@ -32,7 +33,7 @@ pub(crate) struct Limits {
     failed_tasks: Limit,
 }
 
-/// Who is at the other end, as far as that is known.
+/// The address of the peer, if it is known.
 pub(crate) struct Peer(pub(crate) Option<SocketAddr>);
 
 impl Display for Peer {
@@ -126,7 +127,7 @@ impl Limits {
         }
     }
 
-    /// What came is no request.
+    /// The bytes received are no request.
     pub(crate) fn malformed(&self, peer: &Peer) {
         if let Some(left_out) = self.malformed.pass() {
             warn!(target: CLIENTS, "{peer} was cut off: it sent what is no request{left_out}");

@@ -6,8 +6,8 @@ use std::collections::HashSet;
 pub(crate) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 pub(crate) const PLAIN: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Whether a request, headers included, prefers OpenMetrics. Who says what it accepts, and not
-/// that, gets the plain format, which everybody reads; who says nothing takes what is there.
+/// Whether a request, headers included, prefers OpenMetrics. A client that lists formats without
+/// that one gets the plain format, which every client reads; one that lists none gets OpenMetrics.
 pub(crate) fn is_openmetrics(request: &[u8]) -> bool {
     let text = String::from_utf8_lossy(request).to_ascii_lowercase();
     let accepts = text.split("\r\n").skip(1).filter_map(|line| line.strip_prefix("accept:"));

@@ -1,8 +1,8 @@
 //! Hot sets that clients have sent, and the thread that makes their rows fast.
 //!
-//! Clients count what they ask for and send what is asked for most, so that the threads that serve
-//! need not count. A set waits until the thread comes to it: of each table the newest alone, and of
-//! all tables no more keys than `WAITING_MAX`. What is dropped comes again, with the next set.
+//! Clients count the keys they ask for and send the most frequent ones, so that the threads that
+//! serve need not count. A set waits until the thread comes to it: of each table the newest alone,
+//! and of all tables no more keys than `WAITING_MAX`. Dropped keys come again, with the next set.
 
 use crate::shared::Shared;
 use embedrock_core::{ErrorKind, Result, TableId};
@@ -86,7 +86,7 @@ pub(crate) fn run(shared: &Arc<Shared>) {
             Ok(rows) => drop(shared.metrics.rows_promoted.inc_by(rows)),
             // The store has moved to a commit with other tables.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::KeyRange) => {}
-            // Whoever asks for such a row is told why it cannot be read.
+            // A client that asks for such a row gets the error.
             Err(_) => drop(shared.metrics.hot_failures.inc()),
         }
     }

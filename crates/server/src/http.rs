@@ -1,8 +1,8 @@
-//! `/metrics`, `/healthz` and the status page over HTTP/1.1, for who watches on the same machine.
+//! `/metrics`, `/healthz` and the status page over HTTP/1.1, for monitors on the same machine.
 //!
 //! One request a connection. Connections are served side by side, because browsers open some that
-//! say nothing for a while. Who sends or takes slowly is waited for `PATIENCE` altogether, and not
-//! at all once the server stops.
+//! are silent for a while. A client that sends or takes slowly has `PATIENCE` altogether, and no
+//! time at all once the server stops.
 
 use crate::exposition;
 use crate::shared::Shared;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 const LISTENER: Token = Token(usize::MAX);
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How often it looks who has run out of time.
+/// The interval between checks for clients that have run out of time.
 const LOOK: Duration = Duration::from_millis(100);
 /// Connections at a time; those beyond wait to be accepted.
 const EXCHANGES_MAX: usize = 64;
@@ -208,7 +208,7 @@ fn since(query: &[u8]) -> u64 {
     numbers.next().unwrap_or(0)
 }
 
-/// Which commit is served, and which will be.
+/// The commit that is served, and the one to come.
 fn place(shared: &Shared) -> String {
     let step = shared.store.last_commit().map_or("none".to_owned(), |c| c.step.to_string());
     let then = match (shared.is_writable(), shared.is_pinned.load(Ordering::Relaxed)) {

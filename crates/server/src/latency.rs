@@ -1,4 +1,4 @@
-//! How long requests take, counted so that quantiles of any span of time can be told.
+//! Latencies of requests, counted so that quantiles of any span of time can be computed.
 //!
 //! Times are counted in buckets that are at most a sixteenth wide, from a microsecond to a minute.
 //! Counters only rise: the quantiles of a span are those of the difference of two readings.

@@ -2,8 +2,8 @@
 //!
 //! A [`Server`] has threads that each serve their connections with an event loop, run every request
 //! to its end, and read the rows of all requests of a turn with one call of the engine; one thread
-//! that accepts; one that commits and refreshes; one that makes hot rows fast; and two for those
-//! who watch. It uses the engine's public interface alone, and holds no row but on its way out.
+//! that accepts; one that commits and refreshes; one that makes hot rows fast; and two for
+//! monitors. It uses the engine's public interface alone, and holds no row but on its way out.
 //!
 //! # Threads and locks
 //!

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Bytes that are read and dropped of one connection, and of one that has not given the password.
 const BYTES_MAX: usize = 256 << 20;
 const BYTES_OUTSIDE_MAX: usize = 4 << 20;
-/// How long a client has to end its side, once it was sent why.
+/// The time that a client has to end its side, once it was sent the reason.
 const TIME_MAX: Duration = Duration::from_secs(30);
 const TIME_OUTSIDE_MAX: Duration = Duration::from_secs(5);
 
@@ -19,7 +19,7 @@ pub(crate) struct Linger {
     is_outside: bool,
     dropped: usize,
     since: Instant,
-    /// When the sending side was shut, once it was.
+    /// The time when the sending side was shut, once it was.
     shut: Option<Instant>,
 }
 
@@ -29,7 +29,7 @@ impl Linger {
         Self { is_outside, dropped: 0, since: Instant::now(), shut: None }
     }
 
-    /// So many bytes were read and dropped.
+    /// Counts bytes that were read and dropped.
     pub(crate) fn add(&mut self, bytes: usize) {
         self.dropped += bytes;
     }

@@ -36,7 +36,7 @@ pub(crate) struct Metrics {
     /// Rows.
     pub(crate) rows_read: Counter,
     pub(crate) rows_missing: Counter,
-    /// Those that were read and had a row: `keyspace_hits` of `INFO`.
+    /// Keys that were read and had a row: `keyspace_hits` of `INFO`.
     pub(crate) keys_found: Counter,
     pub(crate) rows_put: Counter,
     pub(crate) rows_updated: Counter,

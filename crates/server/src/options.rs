@@ -1,4 +1,4 @@
-//! How a server is started, and what it refuses to be.
+//! The options with which a server is started, and the values that it refuses.
 
 use crate::gather::Gather;
 use embedrock_core::buckets::Buckets;
@@ -7,7 +7,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Longest password: what is compared is of this length, whatever was sent.
+/// Longest password: comparisons take this length, whatever was sent.
 pub(crate) const PASSWORD_BYTES_MAX: usize = 512;
 
 /// Certificate chain and key of a server, in PEM files.
@@ -25,18 +25,18 @@ pub struct ClusterOptions {
     /// The file that says which server has which buckets: JSON where its name ends in `.json`,
     /// otherwise TOML.
     pub map: PathBuf,
-    /// Which node of the map this server is; without it, the one whose address it listens at.
+    /// The node of the map that this server is; without it, the one whose address it listens at.
     pub node: Option<String>,
-    /// The buckets that the store was made with; `None` where it has all, or does not know. A map
-    /// that gives this server others is refused: all others, or once the store has `changed` a map
-    /// that gives it none of these.
+    /// The buckets that the store was made with; `None` if it has all, or if they are unknown. A
+    /// map that gives this server any other bucket is refused; if the store has changed, only a map
+    /// that gives it none of these is.
     pub buckets: Option<Buckets>,
     /// Whether commits were made since, by which the store may have got more buckets.
     pub has_changed: bool,
 }
 
-/// How a server is started. Limits are of one connection, unless they say otherwise. It cannot be
-/// printed: it has a password.
+/// The options with which a server is started. Limits are of one connection, unless they say
+/// otherwise. It cannot be printed: it has a password.
 #[derive(Clone)]
 pub struct Options {
     /// Host and port; port 0 takes a free one.
@@ -73,7 +73,7 @@ pub struct Options {
     pub commit_every: Option<Duration>,
     /// A server that reads moves to the newest commit so often.
     pub refresh_every: Option<Duration>,
-    /// How rows get from memory into sockets.
+    /// The choice of the mode in which rows are sent.
     pub gather: Gather,
 }
 
@@ -101,8 +101,8 @@ impl Options {
         }
     }
 
-    /// Where to listen. `Misuse` for what cannot work, and for an address that others can reach
-    /// without a password and TLS.
+    /// The address to listen at. `Misuse` for options that cannot work, and for an address that
+    /// others can reach without a password and TLS.
     pub(crate) fn validate(&self) -> Result<SocketAddr> {
         let misuse = |message: String| Err(Error::new(ErrorKind::Misuse, message));
         for (name, value) in [

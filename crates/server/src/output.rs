@@ -25,7 +25,7 @@ pub(crate) struct Place(u64);
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     chunks: VecDeque<Arc<Chunk>>,
-    /// How many chunks were there before the first.
+    /// Number of chunks sent before the first.
     gone: u64,
     /// Bytes of the first chunk that are gone.
     sent: usize,
@@ -177,8 +177,8 @@ impl Output {
         }
     }
 
-    /// The kernel is done with the last of a chunk. What is gone is returned to `free`, if it had
-    /// rows.
+    /// The kernel is done with the last part of a chunk. Its memory is returned to `free`, if it
+    /// had rows.
     pub(crate) fn end_lent(&mut self, chunk: Chunk, free: impl FnOnce(Vec<f32>)) {
         self.lent -= chunk.memory_bytes();
         if let Chunk::Rows(values, ..) = chunk {
@@ -186,8 +186,8 @@ impl Output {
         }
     }
 
-    /// Writes once what comes first, of rows that were copied into replies. What is gone goes to
-    /// `free`, if it had rows. All places are filled.
+    /// Writes once what comes first, of rows that were copied into replies. The memory of sent
+    /// chunks goes to `free`, if they had rows. All places are filled.
     pub(crate) fn send(
         &mut self,
         send: impl FnOnce(&[IoSlice<'_>]) -> io::Result<usize>,

@@ -1,4 +1,4 @@
-//! How fast bytes come or go while somebody is waited for. Silence is not the only way to hold a
+//! The rate of bytes while a thread waits for a peer. Silence is not the only way to hold a
 //! connection for ever: a byte a minute is another.
 
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ impl Pace {
         Self { since: Instant::now(), bytes: 0 }
     }
 
-    /// So many bytes more.
+    /// Counts more bytes.
     pub(crate) fn add(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
     }

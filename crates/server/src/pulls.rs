@@ -33,7 +33,7 @@ const LENT_PARTS_MAX: usize = 64;
 /// The part and place of a key that its table cannot have.
 pub(crate) const NO_ROW: (u32, u32) = (u32::MAX, 0);
 
-/// How rows are replied.
+/// The form of a reply with rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// A header, then all rows: `EMB.PULL`.
@@ -54,7 +54,7 @@ struct Part {
     /// Whether the storage lends rows.
     lends: bool,
     keys: Range<usize>,
-    /// How rows get to the client; unless copied, they are lent.
+    /// The mode in which the rows are sent; unless copied, they are lent.
     mode: Mode,
     /// The first values are the rows, if copied.
     rows: Vec<f32>,
@@ -125,7 +125,7 @@ impl Asking<'_> {
         &mut self.pulls.keys
     }
 
-    /// How many keys there are behind the last part.
+    /// Number of keys behind the last part.
     pub(crate) fn count(&self) -> usize {
         self.pulls.keys.len() - self.begin()
     }
@@ -218,7 +218,7 @@ impl Pulls {
             self.choose(plan);
         }
         self.copy(store, Part::is_copied);
-        // Last, because whoever has rows lent must not wait for a writer.
+        // Last, because a thread that has rows lent must not wait for a writer.
         if !self.lend(store) {
             let is_refused = |part: &Part| !part.is_copied();
             self.copy(store, is_refused);
@@ -396,7 +396,7 @@ impl Pulls {
         missing as u64
     }
 
-    /// Takes the memory of rows back that went out. What has been idle longest makes room.
+    /// Takes the memory of rows back that went out. The memory that was idle longest makes room.
     pub(crate) fn give_buffer(&mut self, rows: Vec<f32>) {
         let bytes = |rows: &Vec<f32>| rows.capacity() * size_of::<f32>();
         if bytes(&rows) == 0 || bytes(&rows) > IDLE_BYTES {
@@ -416,8 +416,8 @@ impl Pulls {
         self.idle_bytes = 0;
     }
 
-    /// Memory for so many values, which hold anything. It is not much larger than that: who takes
-    /// small replies late must not hold the memory of large ones.
+    /// Memory for so many values, which hold anything. It is not much larger than that: a client
+    /// that takes small replies late must not hold the memory of large ones.
     fn take_buffer(&mut self, values: usize) -> Vec<f32> {
         let fits = |rows: &Vec<f32>| (values..=values * 4 + 1024).contains(&rows.len());
         let Some(rows) = self.idle.iter().rposition(fits).and_then(|at| self.idle.remove(at))
@@ -441,8 +441,8 @@ fn read(
     if parts.is_empty() {
         return Ok(());
     }
-    // What others write between the two is reported as missing, with its row. A reader sees no
-    // writes, and rows that it has read are in memory when it looks again.
+    // A row that another client writes between the two steps is reported as missing, with its row.
+    // A reader sees no writes, and rows that it has read are in memory when it looks again.
     let is_reader = store.options().read_only;
     if !is_reader {
         look(store, keys, found, &parts)?;

@@ -1,11 +1,11 @@
-//! How fast requests come and replies go now, for clients that ask for it in one number.
+//! Current rates of requests and replies, for clients that ask for them in one number.
 
 use crate::metrics::Metrics;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Readings that are kept, and how far they are apart at least: rates are those of 2 seconds.
+/// Number of readings that are kept, and the least time between two: rates are those of 2 seconds.
 const READINGS: usize = 5;
 const APART: Duration = Duration::from_millis(500);
 

@@ -45,7 +45,7 @@ struct Threads {
     loans: Option<Thread>,
     timer: Thread,
     hot: Thread,
-    /// Those for who watches: one that answers, and one that looks.
+    /// The threads for monitors: one that answers, and one that samples.
     watch: Option<(Thread, Thread)>,
 }
 
@@ -171,13 +171,13 @@ impl Server {
         self.metrics_address
     }
 
-    /// How rows get into sockets, in words.
+    /// The modes in which rows are sent, in words.
     pub fn gather(&self) -> String {
         self.shared.plan.to_string()
     }
 
-    /// Reads the map of its cluster again. From then on clients are sent to where it says. Returns
-    /// how many maps there were.
+    /// Reads the map of its cluster again. From then on clients are sent to the servers it names.
+    /// Returns the number of maps so far.
     ///
     /// *Errors*: `Misuse` without a cluster, for what is no map, and for one that does not have
     /// this server's node; `Io`. The map stays the one before.

@@ -13,12 +13,12 @@ use std::time::Instant;
 pub(crate) struct Session {
     /// Unique among all connections of the server.
     pub(crate) id: u64,
-    /// Who is at the other end, where that was known at the beginning.
+    /// The address of the peer, if it was known at the beginning.
     pub(crate) address: Option<SocketAddr>,
     pub(crate) protocol: Protocol,
     /// Whether it may ask for more than to be let in.
     pub(crate) is_admitted: bool,
-    /// Since when it has not been, where it is not: its beginning, or when it gave it up.
+    /// The time since which it has not been admitted: its beginning, or when it gave admission up.
     pub(crate) outside_since: Instant,
     /// Wrong passwords so far.
     pub(crate) failures: u32,
@@ -68,7 +68,7 @@ impl Session {
         }
     }
 
-    /// Who is at the other end, for the log.
+    /// The peer, for the log.
     pub(crate) fn peer(&self) -> Peer {
         Peer(self.address)
     }

@@ -35,7 +35,7 @@ pub(crate) struct Shared {
     pub(crate) catalog: Catalog,
     /// Its part in a cluster, if it has one.
     pub(crate) cluster: Option<Cluster>,
-    /// How rows get into sockets.
+    /// The modes in which rows are sent.
     pub(crate) plan: Plan,
     /// Rows that are lent to the kernel.
     pub(crate) loans: Loans,
@@ -53,7 +53,7 @@ pub(crate) struct Shared {
     pub(crate) password: RwLock<Option<String>>,
     /// Encryption.
     pub(crate) tls: Option<Tls>,
-    /// How fast requests come.
+    /// The rates of requests.
     pub(crate) rates: Rates,
     /// Tells this run of the server from others: 40 hexadecimal digits.
     pub(crate) run_id: String,
@@ -62,7 +62,7 @@ pub(crate) struct Shared {
     /// Whether the server is about to end.
     pub(crate) is_stopping: AtomicBool,
     pub(crate) begun: Instant,
-    /// Why the last commit or refresh failed, until one succeeds. A leaf.
+    /// The reason why the last commit or refresh failed, until one succeeds. A leaf.
     pub(crate) timer_failure: Mutex<Option<String>>,
     /// The last commit or refresh, whether it succeeded or not. A leaf.
     pub(crate) last_task: Mutex<Option<Done>>,
@@ -80,21 +80,21 @@ impl Shared {
         !self.store.options().read_only
     }
 
-    /// What keeps the server from doing all that it should, as far as it knows without reading the
-    /// store.
+    /// The problem that keeps the server from doing all that it should, if one is known without
+    /// reading the store.
     pub(crate) fn problem(&self) -> Option<String> {
         if self.store.is_poisoned() {
             return Some("the store refuses writes and commits after an error".to_owned());
         }
-        // That its folder is elsewhere, the next commit or refresh would tell.
+        // The next commit or refresh would report a folder that is elsewhere.
         if let Ok(Some(what)) = self.store.displaced() {
             return Some(what);
         }
         self.timer_failure.lock().clone()
     }
 
-    /// What somebody should know of who can do nothing else about it, such as a certificate that is
-    /// about to expire.
+    /// A warning to the operator about a condition that the server itself cannot change, such as a
+    /// certificate that is about to expire.
     pub(crate) fn warning(&self) -> Option<String> {
         let validity = self.tls.as_ref().and_then(Tls::validity)?;
         validity.warning(certificate::now_unix_s())

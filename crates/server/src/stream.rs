@@ -100,7 +100,7 @@ impl Stream {
     /// Ends the sending side, behind all that was written.
     pub(crate) fn end_sending(&mut self) {
         self.close();
-        // Whoever is gone already is told nothing.
+        // A peer that is gone already cannot be told.
         let _ = self.socket().shutdown(std::net::Shutdown::Write);
     }
 
@@ -124,7 +124,7 @@ impl Stream {
             && !tls.is_refused
         {
             tls.session.send_close_notify();
-            // Whoever is gone is not told.
+            // A peer that is gone cannot be told.
             let _ = tls.flush();
         }
     }

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How long it sleeps when it has nothing to do on a timer.
+/// The longest sleep without a task on a timer.
 const LONG: Duration = Duration::from_secs(3600);
 /// The highest step of a commit.
 pub(crate) const STEP_MOST: u64 = i64::MAX as u64;
@@ -74,7 +74,7 @@ pub(crate) struct Job {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Done {
     kind: &'static str,
-    /// When it ended.
+    /// The time of its end.
     unix_s: f64,
     seconds: f64,
     /// The step of the commit that was made or moved to; none where there was nothing newer.
@@ -142,8 +142,8 @@ fn on_timer(shared: &Arc<Shared>, has_new_table: &mut bool) {
     }
 }
 
-/// Runs a task, and tells who asks for the server's health how it went. A task that a client should
-/// not have asked for tells nothing of it.
+/// Runs a task, and records its result for the health of the server. A task that a client should
+/// not have asked for records nothing.
 fn run_task(shared: &Arc<Shared>, task: Task) -> Result<Finished> {
     let begin = Instant::now();
     let (what, done) = match task {

@@ -21,7 +21,7 @@ pub(crate) struct Tls {
 #[derive(Clone)]
 struct Loaded {
     config: Arc<ServerConfig>,
-    /// From when to when the certificate is valid, if it says so in a way that is understood.
+    /// The validity of the certificate, if its dates can be parsed.
     validity: Option<Validity>,
 }
 
@@ -53,7 +53,7 @@ impl Tls {
         self.loaded.read().config.clone()
     }
 
-    /// From when to when the server's certificate is valid, where that is known.
+    /// The validity of the server's certificate, if it is known.
     pub(crate) fn validity(&self) -> Option<Validity> {
         self.loaded.read().validity
     }

@@ -34,26 +34,27 @@ const WAKER: Token = Token(usize::MAX);
 /// The token of completed sends of the kernel.
 const SENDS: Token = Token(usize::MAX - 1);
 const EVENTS: usize = 1024;
-/// How often connections are looked at that have been silent for too long.
+/// The interval between checks for connections that have been silent for too long.
 const SWEEP: Duration = Duration::from_millis(500);
 /// Bytes that are read of a connection in one turn.
 const READ_BYTES: usize = 512 << 10;
 /// Rows are read once requests of a turn ask for so many bytes.
 const PULL_BYTES: usize = 16 << 20;
-/// How long a server that stops waits for clients to take their replies.
+/// The longest time that a server that stops waits for clients to take their replies.
 const LAST_REPLIES: Duration = Duration::from_secs(5);
-/// How much longer it waits for the kernel to be done with what was cut off.
+/// The additional time that it waits for the kernel to be done with sends that were cut off.
 const LAST_SENDS: Duration = Duration::from_secs(1);
-/// Requests of who has not given the password, for whom nothing is skipped.
+/// Limits of a client without the password, for which nothing is skipped.
 const NOT_ADMITTED: Limits = Limits { frame_bytes: 16 << 10, arguments: 16, skipped_bytes: 0 };
 /// Bytes of a request that is read to its end though it is refused. Redis takes no longer argument
-/// (`proto-max-bulk-len`), so that clients send none; whoever announces more is not waited for.
+/// (`proto-max-bulk-len`), so that clients send none; the server does not wait for one that
+/// announces more.
 const SKIPPED_BYTES: usize = 512 << 20;
 
 /// Sweeps without a request after which memory for the next ones is given up.
 const QUIET_SWEEPS: u32 = 6;
 
-/// Why a client is refused that sends, and does not take its replies.
+/// The reason to refuse a client that sends, and does not take its replies.
 fn not_taken(options: &Options) -> String {
     format!(
         "replies of {} bytes wait to be read, and requests of {} bytes for them, but the client \
@@ -251,7 +252,7 @@ impl Worker {
         }
     }
 
-    /// Takes a connection in. What fails here is the connection's end.
+    /// Takes a connection in. A failure here ends the connection.
     fn begin(&mut self, socket: mio::net::TcpStream, id: u64, seat: Seat, is_refused: bool) {
         let session = match &self.shared.tls {
             Some(tls) => match ServerConnection::new(tls.config()) {
@@ -416,7 +417,7 @@ impl Worker {
                     self.taken += 1;
                 }
                 input.consume(length);
-                // Those that came with one that was refused do not show that the client goes on.
+                // Requests that came with a refused one do not show that the client goes on.
                 session.was_refused &= has_refused;
                 has_taken = true;
                 if length == 0 {
@@ -534,7 +535,8 @@ impl Worker {
     /// Ends a connection, whatever is under way on it.
     fn end(&mut self, number: usize) {
         let Some(mut connection) = self.connections[number].take() else { return };
-        // What it had is free before its client can see the end: it may come again at once.
+        // Its seat and memory are free before its client can see the end: it may come again at
+        // once.
         connection.give_place();
         self.waiting -= connection.counted;
         self.shared.clients.count(connection.counted, 0);
@@ -601,8 +603,8 @@ impl Worker {
         }
     }
 
-    /// Keeps the memory of requests and replies within its bound: of who has most of it. One that
-    /// was sending is told why.
+    /// Keeps the memory of requests and replies within its bound: closes the connections that hold
+    /// most. One that was sending gets the reason.
     fn close_greediest(&mut self) {
         while self.has_too_much(0) {
             let counted = |c: &Option<Connection>| c.as_ref().map_or(0, |c| c.counted);

@@ -172,7 +172,7 @@ fn rows_that_are_replaced_meanwhile_arrive_whole_in_every_mode() {
 fn a_client_that_takes_nothing_holds_up_neither_changes_nor_commits() {
     for mode in LENDING {
         let folder = TempDir::new().unwrap();
-        // Who changes rows is served by the thread that has lent the others.
+        // The client that changes rows is served by the thread that has lent the others.
         let server = serve(&folder, mode, 1);
         let (mut slow, mut client) = (Client::new(&server), Client::new(&server));
         let keys: Vec<u64> = (0..IDS).collect();

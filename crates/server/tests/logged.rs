@@ -1,5 +1,5 @@
-//! What a server logs of its clients: who was refused and cut off, once a second at most, and never
-//! what they sent.
+//! The log of a server about its clients: each refusal and cut-off, once a second at most, and
+//! never the bytes they sent.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
 #[allow(dead_code, reason = "the other test program uses all of it")]

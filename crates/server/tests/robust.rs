@@ -208,7 +208,7 @@ fn a_refresh_that_fails_is_told_and_the_server_follows_again_by_itself() {
     }
 }
 
-// Whoever did a little now and then was waited for without end.
+// A client that sent or took a little now and then was waited for without end.
 #[test]
 fn who_sends_or_takes_a_few_bytes_now_and_then_is_cut_off() {
     let folder = tempfile::tempdir().unwrap();
@@ -221,7 +221,7 @@ fn who_sends_or_takes_a_few_bytes_now_and_then_is_cut_off() {
     sender.send_raw(b"*2\r\n$4\r\nECHO\r\n$1000000\r\n");
     let deadline = Instant::now() + Duration::from_secs(30);
     let mut is_cut = [false; 2];
-    // What lies in the sockets is more than what is taken in this time.
+    // The sockets hold more bytes than are taken in this time.
     taker.0.get_ref().set_read_timeout(Some(Duration::from_millis(1))).unwrap();
     let mut byte = [0];
     while is_cut != [true; 2] {

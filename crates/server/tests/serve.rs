@@ -191,7 +191,7 @@ fn bad_requests_get_errors_that_name_what_is_wrong_and_the_next_one_is_served() 
         let reply = client.say(line);
         assert!(reply.error().contains(said), "{line}: {reply:?}");
     }
-    // What was refused has left nothing behind.
+    // Refused requests have left nothing behind.
     assert_eq!(pulled(&client.say("EMB.PULL user 2")), (vec![], row(0, 2)));
 }
 
@@ -306,7 +306,8 @@ fn a_client_that_takes_no_replies_holds_up_nobody_and_gets_them_all_later() {
     assert_eq!(pulled(&first.unwrap()).0.len(), 500);
 }
 
-// The socket was closed before its place was given back: who came again at once was refused.
+// The socket was closed before its place was given back: a client that came again at once was
+// refused.
 #[test]
 fn who_sees_the_end_of_its_connection_may_come_again_at_once() {
     let folder = tempfile::tempdir().unwrap();

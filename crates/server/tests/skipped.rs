@@ -94,7 +94,7 @@ fn a_client_that_is_silent_behind_a_large_request_leaves_its_place_to_others() {
     // One that did not go on is closed after two seconds (see below), which have passed then.
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(client.say("PING"), pong());
-    // What comes with it in a pipeline does not show that it goes on.
+    // A request in the same pipeline does not show that the client goes on.
     client.send_raw(&[frame, request(&[b"PING"])].concat());
     assert_eq!(client.reply().error(), said);
     assert_eq!(client.reply(), pong());

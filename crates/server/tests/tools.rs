@@ -1,5 +1,5 @@
-//! What tools of Redis and scrapers expect: fields by name, patterns, quotation marks, null for
-//! what cannot be there, and the reason of a refusal however much a client still sends.
+//! Expectations of Redis tools and scrapers: fields by name, patterns, quotation marks, null for
+//! things that cannot be there, and the reason of a refusal however much a client still sends.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
 use crate::common::*;
@@ -264,7 +264,7 @@ fn requests_and_replies_of_all_clients_together_are_bounded() {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         for stream in &mut greedy {
-            // Where one was cut off, or takes no more, the others go on.
+            // If one was cut off, or takes no more, the others go on.
             let _ = stream.write(&pull.repeat(50));
         }
         let found = info(&mut steady, "INFO memory");

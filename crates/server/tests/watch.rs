@@ -183,7 +183,7 @@ fn connections_that_say_nothing_hold_up_no_monitor() {
     }
 }
 
-// As many as are served at a time, and more: the others wait, and all are answered.
+// More monitors than are served at a time: the others wait, and all are answered.
 #[test]
 fn more_monitors_than_are_served_at_a_time_are_all_answered() {
     let folder = tempfile::tempdir().unwrap();

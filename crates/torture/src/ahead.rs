@@ -45,7 +45,7 @@ impl Life<'_> {
         self.use_announced()
     }
 
-    /// As many batches as a stretch has, each announced long before it is used.
+    /// Trains the batches of a stretch, each announced long before it is used.
     fn train_stretch(&mut self) -> Step {
         let ahead = 2 + self.random.below(AHEAD as u64 - 2) as usize;
         for _ in 0..BATCHES_PER_STRETCH {
@@ -85,7 +85,7 @@ impl Life<'_> {
     fn announce(&mut self) -> Step {
         let mut batch: Vec<(usize, Vec<u64>)> = Vec::new();
         if self.plan.kind == Kind::Crowded {
-            // As many as are read ahead for a cache of this size.
+            // A batch as large as those that are read ahead for a cache of this size.
             let plan = Rc::clone(&self.model.tables[0].plan);
             let most = self.plan.batch;
             let keys = (0..most).map(|_| plan.key(self.random.below(plan.keys))).collect();
@@ -141,8 +141,9 @@ impl Life<'_> {
         }
     }
 
-    /// What the schedule says of the keys of a batch: of each the same stretch, whatever batch it
-    /// is in, so that it is right now and then. In a scheduled life it is right about most.
+    /// The schedule's next uses of the keys of a batch: for each key the same stretch, whatever
+    /// batch it is in, so that it is right now and then. In a scheduled life it is right about
+    /// most.
     fn next_uses(&self, keys: &[u64]) -> Vec<u16> {
         if !self.plan.schedules {
             return Vec::new();

@@ -11,8 +11,8 @@ const EXAMS: usize = 10;
 const EXAMS_OF_CHURN: usize = 12;
 
 impl Life<'_> {
-    /// The last trials: on machines of their own, which begin with what is on the disk, the device
-    /// lies once. What is read, before and after an opening, is right or an error.
+    /// The last trials: on machines of their own, which begin with the content of the disk, the
+    /// device lies once. Every read, before and after an opening, gives right rows or an error.
     pub(crate) fn examine(&mut self) -> Step {
         let mut lies: Vec<Fault> = self.plan.faults.iter().filter(|fault| fault.lies()).collect();
         let churns = self.plan.kind == Kind::Churn;

@@ -86,7 +86,7 @@ impl Fault {
     }
 }
 
-/// Which faults may strike.
+/// The faults that may strike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultSet(u16);
 
@@ -210,7 +210,7 @@ fn flip(medium: &SimMedium, random: &mut Random) -> bool {
     most > 0
 }
 
-/// How often a fault struck this machine.
+/// Number of times a fault struck this machine.
 pub(crate) fn fired(fired: &SimFired, fault: Fault) -> u64 {
     match fault {
         Fault::Power => 0,

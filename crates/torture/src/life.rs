@@ -23,10 +23,10 @@ use std::rc::Rc;
 const LAST: usize = 16;
 /// Memory that holds every row of a life.
 const PLENTY: u64 = 8 << 20;
-/// How often an opening is tried again after an error that was asked for.
+/// Number of times that an opening is tried again after an error that was asked for.
 const TRIES: usize = 4;
 
-/// Why a life ends before its last operation.
+/// The reason why a life ends before its last operation.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// As it should: the store has said that the device lies, or that there is no room.
@@ -173,7 +173,7 @@ impl<'c> Life<'c> {
         self.store.as_ref().expect("a store is open between operations")
     }
 
-    /// The open store, for who opens another.
+    /// Takes the open store, so that another can be opened.
     pub(crate) fn take_store(&mut self) -> Option<Store> {
         self.announced.clear();
         self.store.take()
@@ -304,7 +304,7 @@ impl<'c> Life<'c> {
                     self.raise_memory(&error, given)?;
                 }
                 Err(error) if error.kind() == ErrorKind::Locked && self.readers_hold_others(at) => {
-                    // One of them holds a commit beside the kept ones.
+                    // A reader holds a commit beside the kept ones.
                     self.counts.event(Event::HeldBack);
                     self.readers.clear();
                 }
@@ -368,8 +368,8 @@ impl<'c> Life<'c> {
         Err(format!("the store is at commit {found}, expected {}", expected.join(" or ")).into())
     }
 
-    /// The chain up to an earlier commit. What came after it may still be found after a reboot,
-    /// until the next commit is made.
+    /// The chain up to an earlier commit. Later commits may still be found after a reboot, until
+    /// the next commit is made.
     fn go_back_to(&mut self, step: u64, found: Option<(u64, &str)>) -> Step<Chain> {
         let at = self.chain.iter().rposition(|point| point.step == step);
         let point = Rc::clone(&self.chain[at.expect("a step of the chain")]);
@@ -514,8 +514,8 @@ impl<'c> Life<'c> {
         Ok(())
     }
 
-    /// What follows an error of a verb. `change` is what the verb would have done; a store that
-    /// goes on must not have done.
+    /// Handles an error of a verb. `change` is the change that the verb would have made; a store
+    /// that goes on must not have made it.
     pub(crate) fn refused(&mut self, what: &str, error: &Error, change: Option<Change>) -> Step {
         if self.medium.power_is_off() {
             return match error.kind() {
@@ -527,7 +527,7 @@ impl<'c> Life<'c> {
         }
         self.lies_now();
         if error.kind() == ErrorKind::Locked && self.readers_are_beside() {
-            // One of them holds a commit that a change would write over.
+            // A reader holds a commit that a change would write over.
             self.counts.event(Event::HeldBack);
             self.readers.clear();
             return self.check_unchanged(what, change.as_ref());

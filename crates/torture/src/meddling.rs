@@ -1,4 +1,4 @@
-//! What people and scripts do to the folder of a store that is open: another folder comes to its
+//! Interference of people and scripts with the folder of an open store: another folder comes to its
 //! place, or its lock file is removed and another writer comes.
 //!
 //! A writer finds out at its next commit at the latest. The other store stays as it is, and the own
@@ -19,7 +19,7 @@ use embedrock_core::{
 use embedrock_core::{TableId, TableSpec};
 use std::sync::Arc;
 
-/// Of so many operations one is followed by meddling.
+/// One operation in so many is followed by meddling.
 const EVERY: u64 = 50;
 /// Numbers of the random choices, after those of pins.
 const CHOICES: u64 = 1 << 33;
@@ -78,7 +78,7 @@ impl Life<'_> {
     /// on with that one.
     fn remove_lock(&mut self) -> Step {
         self.note(|| "the lock file is removed, another writer comes".to_owned());
-        // Whoever removes it is slower than a device.
+        // Removing it by hand takes longer than a device needs for its writes.
         if let Err(error) = self.store().land_writes() {
             return self.refused("landing writes", &error, None);
         }

@@ -131,9 +131,9 @@ impl Table {
         row.into()
     }
 
-    /// What the next update of the table makes of the rows of `keys`: each distinct key with its
-    /// row. Gradients of equal keys are summed in order of occurrence. Where `skip` says so, keys
-    /// whose gradients are not finite stay as they are; `limit` bounds every element.
+    /// The rows of `keys` after the next update of the table: each distinct key with its row.
+    /// Gradients of equal keys are summed in order of occurrence. If `skip` says so, keys whose
+    /// gradients are not finite stay as they are; `limit` bounds every element.
     pub(crate) fn update(
         &self,
         keys: &[u64],

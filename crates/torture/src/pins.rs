@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 /// Names that lives give.
 const NAMES: [&str; 3] = ["best", "last", "other"];
-/// Of so many operations one is followed by something about pins.
+/// One operation in so many is followed by something about pins.
 const EVERY: u64 = 10;
 /// Operations of the device within which a cut strikes what is done with pins.
 const CUT_WITHIN: u64 = 60;
@@ -112,7 +112,7 @@ impl Life<'_> {
         }
     }
 
-    /// Takes all names away, as somebody does who needs the room.
+    /// Takes all names away, as a user that needs the room would.
     pub(crate) fn unpin_all(&mut self) -> Step {
         for name in self.pins.clone().into_keys() {
             if self.is_poisoned() || self.medium.power_is_off() {

@@ -163,10 +163,10 @@ impl Kind {
 pub(crate) struct TablePlan {
     pub(crate) spec: Rc<TableSpec>,
     pub(crate) layout: RowLayout,
-    /// How many keys verbs draw from, and how they look.
+    /// Number of keys that verbs draw from, and the style of their numbers.
     pub(crate) keys: u64,
     pub(crate) style: u64,
-    /// Of so many operations one adds the table; 0: it is there from the start.
+    /// One operation in so many adds the table; 0: it is there from the start.
     pub(crate) late: u64,
 }
 
@@ -205,7 +205,7 @@ pub(crate) struct Plan {
     pub(crate) faults: FaultSet,
     without: Vec<Habit>,
     pub(crate) only: Option<std::collections::BTreeSet<u64>>,
-    /// Of so many operations one arms a fault.
+    /// One operation in so many arms a fault.
     pub(crate) fault_every: u64,
     pub(crate) page_bytes: usize,
     pub(crate) segment_bytes: u64,

@@ -1,4 +1,4 @@
-//! How many seeds it takes to find each planted bug.
+//! Number of seeds that it takes to find each planted bug.
 
 use crate::plan::{Habit, Limits};
 use crate::report::Counts;

@@ -26,7 +26,7 @@ impl Random {
         self.below(whole) < part
     }
 
-    /// One of these.
+    /// One element of `from`.
     pub(crate) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.below(from.len() as u64) as usize]
     }

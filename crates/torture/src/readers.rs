@@ -62,8 +62,8 @@ impl Life<'_> {
 
     /// The commits that a reader may find to be the newest.
     fn newest(&self) -> Vec<&Rc<Point>> {
-        // Those that the writer has left by going back are there until it changes something. Where
-        // the last record was lost a reader beside the writer cannot know of it.
+        // Commits that the writer has left by going back are there until it changes something. If
+        // the last record was lost, a reader beside the writer cannot know of it.
         let left = self.others.iter().filter_map(|chain| chain.last());
         let earlier = if self.is_doomed() { &self.chain[..] } else { &[] };
         self.under_way.iter().chain(left).chain(self.chain.last()).chain(earlier).collect()
@@ -198,7 +198,7 @@ impl Life<'_> {
             self.counts.event(if all { Event::ReaderHeld } else { Event::CommitGone });
         }
         if !all {
-            // What it says once it says of every row.
+            // A reader that has reported its commit as gone for one row does so for every row.
             self.readers.remove(at);
         }
         Ok(())

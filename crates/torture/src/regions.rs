@@ -25,7 +25,7 @@ use std::sync::Arc;
 const DIM: usize = 3;
 /// Keys that verbs draw from.
 const KEYS: u64 = 120;
-/// Of so many lives one goes on with such a store.
+/// One life in so many goes on with such a store.
 const LIVES: u64 = 3;
 /// Header and lanes of a region, by `docs/formats/pmem-region.md`; then come buckets.
 const INDEX_BEGINS: usize = 135_168;

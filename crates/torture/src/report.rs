@@ -145,11 +145,11 @@ pub struct Counts {
     pub seeds: u64,
     /// Operations.
     pub operations: u64,
-    /// How often each fault struck.
+    /// Number of times each fault struck.
     pub faults: [u64; Fault::ALL.len()],
-    /// How often each event happened.
+    /// Number of times each event happened.
     pub events: [u64; Event::ALL.len()],
-    /// How often each verb was called.
+    /// Number of calls of each verb.
     pub verbs: BTreeMap<&'static str, u64>,
 }
 

@@ -16,7 +16,7 @@ pub const SEEDS_FOR_ACTIVATION: u64 = 2000;
 /// something that never comes; longer lives have more time.
 const HANGS: Duration = Duration::from_secs(90);
 const OPERATIONS_PER_HANG: u64 = 300;
-/// How often progress is told.
+/// The interval of progress reports.
 const TELL: Duration = Duration::from_millis(200);
 
 /// The lives to run.
@@ -24,9 +24,9 @@ const TELL: Duration = Duration::from_millis(200);
 pub struct Soak {
     /// The first seed; the others follow it.
     pub first: u64,
-    /// How many; `None` is as many as the time allows.
+    /// Number of seeds; `None` is as many as the time allows.
     pub seeds: Option<u64>,
-    /// How long; `None` is as long as the seeds take.
+    /// Time of the run; `None` is as long as the seeds take.
     pub time: Option<Duration>,
     /// The limits of lives.
     pub limits: Limits,
@@ -41,7 +41,7 @@ pub struct Soak {
 pub struct Progress<'a> {
     /// The counts so far.
     pub counts: &'a Counts,
-    /// How long it has run.
+    /// Time it has run.
     pub elapsed: Duration,
 }
 
@@ -50,13 +50,13 @@ pub struct Progress<'a> {
 pub struct Outcome {
     /// The counts of all lives.
     pub counts: Counts,
-    /// How often each rare branch of the engine was taken.
+    /// Number of times each rare branch of the engine was taken.
     pub branches: Vec<(&'static str, u64)>,
     /// Faults, events and branches that never came, though there were seeds enough.
     pub dormant: Vec<&'static str>,
     /// Seeds that failed, the lowest first.
     pub failures: Vec<Failure>,
-    /// How long it took.
+    /// Time it took.
     pub elapsed: Duration,
     /// It was ended from outside.
     pub stopped: bool,

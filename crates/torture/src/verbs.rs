@@ -27,7 +27,7 @@ impl Life<'_> {
     /// One operation.
     pub(crate) fn act(&mut self) -> Step {
         if self.model.tables.is_empty() {
-            // Those that were there from the start went with a crash before the first commit.
+            // Tables from the start went with a crash before the first commit.
             return self.add_table();
         }
         if self.under_way.is_some() {

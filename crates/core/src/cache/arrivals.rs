@@ -1,5 +1,5 @@
-//! Which rows have come, while somebody wants to know: a reader that is about to move to another
-//! commit drops what has changed, and what came again in the meantime.
+//! Notes of the rows that arrive while they are wanted: a reader that is about to move to another
+//! commit drops the rows that changed, and those that came again in the meantime.
 
 use super::Cache;
 use parking_lot::Mutex;
@@ -29,7 +29,7 @@ impl Cache {
     /// resident, or is removed, it is known when it comes.
     pub fn note_arrivals(&self) {
         *self.arrivals.rows.lock() = Rows::default();
-        // The lock of a set orders it with who notes.
+        // The lock of a set orders this with the notes of arrivals.
         self.arrivals.is_noted.store(true, Ordering::Relaxed);
     }
 

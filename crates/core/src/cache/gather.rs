@@ -4,7 +4,7 @@
 //! for their lines; find the rows, note their sets' versions and ask for the rows; copy them and
 //! look at the versions again. A copy counts only if its set's version is still the noted one: then
 //! nobody held the set's lock in between, and the row was where it was seen and was not being
-//! written. Whatever else happened, the key takes the way through the lock.
+//! written. Otherwise the key is read under the lock.
 //!
 //! *Source*: staged prefetching, PetPS; sequence locks, the Linux kernel's `seqlock`.
 #![expect(unsafe_code, reason = "rows are copied that are not borrowed")]

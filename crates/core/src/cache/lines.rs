@@ -19,10 +19,10 @@ pub(super) enum Level {
 }
 
 impl Level {
-    /// What suits this processor. Into the second level, gathers of 2,048 rows are 17 % slower on
-    /// an EPYC of family 26 (Zen 5); into the first, which can wait for only a dozen lines, gathers
-    /// of rows of 148 bytes took 94 to 105 ns for each on a Xeon (Sapphire Rapids), not 76 to 99,
-    /// and on an EPYC of family 25 (Zen 4) gathers and updates take twice as long.
+    /// The level that suits this processor. Into the second level, gathers of 2,048 rows are 17 %
+    /// slower on an EPYC of family 26 (Zen 5); into the first, which can wait for only a dozen
+    /// lines, gathers of rows of 148 bytes took 94 to 105 ns for each on a Xeon (Sapphire Rapids),
+    /// not 76 to 99, and on an EPYC of family 25 (Zen 4) gathers and updates take twice as long.
     pub(super) fn of_this_processor() -> Self {
         if amd_family() >= 26 { Self::First } else { Self::Second }
     }
@@ -31,7 +31,7 @@ impl Level {
 /// The lines in which a part of a row lies, wherever the row begins.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lines {
-    /// How many there may be.
+    /// Upper bound of the number of lines.
     count: usize,
     /// The place in the row of the last prefetched line.
     last: usize,
@@ -48,8 +48,8 @@ impl Lines {
         Self { count, last: bytes - 1 }
     }
 
-    /// How many such rows are asked for together: wide ones half a block, because three blocks of
-    /// them do not stay in the first-level cache.
+    /// Number of such rows that are prefetched together: half a block of wide ones, because three
+    /// blocks of them do not stay in the first-level cache.
     #[inline(always)]
     pub(super) fn rows_at_once(self) -> usize {
         if self.count <= LINES_OF_NARROW_ROWS { BLOCK } else { BLOCK / 2 }

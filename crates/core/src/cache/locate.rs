@@ -60,14 +60,14 @@ fn reduce(hash: u64, sets: u32) -> u32 {
     (((hash >> 32) * u64::from(sets)) >> 32) as u32
 }
 
-/// How many times as many dense rows as a cache has sets can be told by set and tag alone.
+/// Largest number of dense rows per set of a cache that set and tag alone can tell apart.
 pub(super) const ROWS_PER_SET_MAX: u64 = FIRST_INEXACT as u64 - 1;
 
-/// Bytes of a cache that do not depend on its shape: where blocks begin.
+/// Bytes of a cache that do not depend on its shape: the starts of blocks.
 pub(crate) const CACHE_FIXED_BYTES: u64 = (STARTS * size_of::<u32>()) as u64;
 
-/// As many blocks as rows have of which an eighth fits. With less memory storage sets the pace, and
-/// the rows behind these blocks may take some nanoseconds more.
+/// The number of blocks of rows of which an eighth fits. With less memory storage sets the pace,
+/// and the rows behind these blocks may take some nanoseconds more.
 const STARTS: usize = 256;
 const _: () = assert!((STARTS as u64) < ROWS_PER_SET_MAX);
 

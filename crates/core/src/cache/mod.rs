@@ -2,12 +2,12 @@
 //!
 //! A [`Cache`] is many small sets of up to 32 rows. A key belongs to one set ([`Location`]);
 //! look-up, recency, victim, dirty bit and lock stay inside it. There is no second hash table, no
-//! list, and no allocation after [`Cache::new`]. A row costs 8 bytes of metadata beside its
-//! own, and a header of 16 (key, origin, table) unless all rows are dense and set and tag
-//! tell which one it is ([`Cache::of_dense_rows`]). Policies choose who leaves; they never move. A
+//! list, and no allocation after [`Cache::new`]. A row costs 8 bytes of metadata beside its own,
+//! and a header of 16 (key, origin, table) unless all rows are dense and set and tag tell which one
+//! it is ([`Cache::of_dense_rows`]). Policies choose the row that leaves; they never move one. A
 //! hit touches one line of the set's and the row; the header only where a tag does not tell the
-//! row; a change that makes a row dirty one line more, for its stamp, where that does not lie
-//! behind the row.
+//! row; a change that makes a row dirty one line more, for its stamp, if that does not lie behind
+//! the row.
 //!
 //! The cache does no I/O and knows no layout: rows come in through [`Cache::admit`], whose callback
 //! fills them, and leave through its victim callback. An *origin* is an opaque word of the layout
@@ -119,11 +119,11 @@ pub struct Cache {
     counters: Counters,
     /// Rows that the last capture marked.
     captured: AtomicU64,
-    /// How many of the rows used last stay in each set while there are others.
+    /// Number of the rows used last that stay in each set while it has others.
     recent: AtomicU8,
-    /// When rows are used next, once somebody tells.
+    /// The next uses of rows, once they are known.
     next_uses: OnceLock<NextUses>,
-    /// Which rows are held.
+    /// The rows that are held.
     held: Held,
     /// Ways that all sets still have.
     ways: AtomicUsize,
@@ -193,8 +193,8 @@ impl Cache {
         self.locator.hashed(hash)
     }
 
-    /// Where a dense row lies, from its running number in the class (the table's first number plus
-    /// the id).
+    /// The location of a dense row, from its running number in the class (the table's first number
+    /// plus the id).
     ///
     /// Each aligned block of as many numbers as there are sets puts one row in each set, from a
     /// start that differs from block to block. So rows 0 to 32 × sets all fit at once, and strided
@@ -424,7 +424,7 @@ impl Cache {
         }
     }
 
-    /// How many sets there are.
+    /// Number of sets.
     pub fn sets(&self) -> u32 {
         self.sets.count()
     }

@@ -24,16 +24,16 @@ use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextUse(u16);
 
-/// So many batches have different numbers, from 1 on.
+/// Number of batches with different numbers, from 1 on.
 const BATCHES: u16 = (1 << 15) - 1;
 /// The number of the first stretch, and how many have different ones.
 const FIRST_STRETCH: u16 = 1 << 15;
 const STRETCHES: u16 = (1 << 15) - 2;
 /// Stretches come behind all batches that are announced.
 const BEHIND_BATCHES: u16 = BATCHES / 2 + 1;
-/// How far a use is that has gone by, or is not known.
+/// The distance of a use that has passed, or is unknown.
 const NEVER: u16 = u16::MAX;
-/// The stretch at hand where there is no schedule.
+/// The stretch at hand without a schedule.
 const NO_STRETCH: u16 = u16::MAX;
 
 /// The batch and the stretch at hand, as [`NextUse`] numbers them.
@@ -74,8 +74,8 @@ impl NextUse {
             .filter(|after| *after <= STRETCHES / 2)
     }
 
-    /// How far ahead of `now` it is, for comparison: batches come before stretches. [`NEVER`] of a
-    /// use that has gone by, and of none.
+    /// Distance from `now`, for comparison: batches come before stretches. [`NEVER`] for a use that
+    /// has passed, and for none.
     #[inline(always)]
     fn after(self, now: Now) -> u16 {
         match self {
@@ -98,13 +98,13 @@ impl NextUse {
     }
 }
 
-/// How many numbers `number` comes behind `now`, of `count` that go round.
+/// The distance of `number` behind `now`, of `count` numbers that go round.
 #[inline(always)]
 fn distance(number: u16, now: u16, count: u16) -> u16 {
     if number >= now { number - now } else { number + (count - now) }
 }
 
-/// Where in a schedule a batch is.
+/// The place of a batch in a schedule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SchedulePlace {
     /// Its stretch.
@@ -348,8 +348,8 @@ impl Cache {
         }
     }
 
-    /// How many rows that are used in the batch `next` the set has room for: empty places, and
-    /// those of rows that are used later or in no batch that is known.
+    /// Number of rows used in the batch `next` that the set has room for: empty places, and those
+    /// of rows that are used later or in no known batch.
     pub fn room_for(&self, set: u32, next: NextUse) -> usize {
         let Some(uses) = self.next_uses.get() else { return 0 };
         let held = self.sets.lock(set);

@@ -1,4 +1,4 @@
-//! Replacement policies: who leaves a full set.
+//! Replacement policies: the choice of the row that leaves a full set.
 //!
 //! A policy sees which rows of one set were used between two looks, and chooses. It looks when a
 //! row comes or has to go, not at every use: so a hit sets one bit, and what a policy keeps
@@ -20,7 +20,7 @@ pub(crate) struct Uses {
     /// Recency: of the k rows in a set, the one used last has rank 0, the one used longest ago
     /// rank k − 1. Ranks of empty ways mean nothing.
     pub ranks: [u8; WAYS_MAX],
-    /// How often each row was used, fading: 4 bits a way, the even way low.
+    /// Number of uses of each row, fading: 4 bits a way, the even way low.
     pub counts: [u8; WAYS_MAX / 2],
 }
 
@@ -210,8 +210,9 @@ mod tests {
     use super::*;
     use crate::hash::mix;
 
-    /// A set of `ways` rows named by letters. Plays accesses one by one and returns who left, in
-    /// order: a row that is there is touched, another one enters, by eviction when the set is full.
+    /// A set of `ways` rows named by letters. Plays accesses one by one and returns the rows that
+    /// left, in order: a row that is there is touched, another one enters, by eviction when the set
+    /// is full.
     fn evicted(policy: &impl Policy, ways: usize, accesses: &str) -> String {
         let mut rows = vec![None; ways];
         let mut uses = Uses::default();
@@ -222,7 +223,7 @@ mod tests {
         left
     }
 
-    /// One access: whether it hit, and who left.
+    /// One access: whether it hit, and the row that left.
     fn play<K: Copy + PartialEq>(
         policy: &impl Policy,
         rows: &mut [Option<K>],

@@ -1,9 +1,9 @@
 //! Reads of memory that another thread may be writing at the same time.
 //!
-//! What they return may mix old and new bytes. The caller finds out afterwards whether anybody
-//! wrote, by the set's version, and throws the result away if so. Rows are
-//! read by machine instructions that the compiler cannot see into, so that it can assume nothing
-//! about what they bring; headers, the last words of a row, and all of it elsewhere than on x86-64,
+//! These reads may return a mix of old and new bytes. The caller finds out afterwards, by the set's
+//! version, whether another thread wrote, and throws the result away if so. Rows are read by
+//! machine instructions that the compiler cannot see into, so that it can assume nothing about
+//! their result; headers, the last words of a row, and on other processors than x86-64 all words,
 //! by relaxed atomics. A writer's plain stores beside them are a race by the letter of the
 //! language, as in every sequence lock.
 #![expect(unsafe_code, reason = "loads of memory that is not borrowed")]

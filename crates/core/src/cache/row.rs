@@ -91,11 +91,11 @@ pub struct Removed {
 /// Whether a row is in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resident {
-    /// It is not.
+    /// Not resident.
     Absent,
-    /// It is, and equals its stored copy.
+    /// Resident, and equal to its stored copy.
     Clean,
-    /// It is, and differs from its stored copy.
+    /// Resident, and different from its stored copy.
     Dirty,
 }
 

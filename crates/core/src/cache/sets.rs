@@ -1,15 +1,15 @@
 //! The memory of a cache: set metadata, row headers and rows in arenas, lent out under set locks.
 //!
-//! Set `s` has one cache line that every access needs ([`Set`]: tags, lock, a bit per row for what
-//! is asked most), and one that only misses need ([`Rest`]). The row in way `w` of set `s` is
+//! Set `s` has one cache line that every access needs ([`Set`]: tags, lock, a bit per row for each
+//! frequent question), and one that only misses need ([`Rest`]). The row in way `w` of set `s` is
 //! number `w * sets + s` in the arena of rows, and its header has the same number in the arena of
 //! headers: way after way, so that the last way of all sets is one range that can be given back.
 //! Rows lie apart from headers because most hits need no header, and because a row of whole cache
-//! lines then fills whole lines. A row's stamp lies behind it where that takes no further line
+//! lines then fills whole lines. A row's stamp lies behind it if that takes no further line
 //! ([`stamped`]), and otherwise in two lines of its set.
 //! A cache of dense rows alone has no headers: place and tag tell which row it is (`identity`).
 //!
-//! What always holds: metadata, headers and rows of a set are written by the holder of its lock
+//! Invariants: metadata, headers and rows of a set are written by the holder of its lock
 //! ([`LockedSet`]) and nobody else, except for the bits of used rows, which are hints. Anyone may
 //! read tags and dirty bits, which are atomics, as a hint what to prefetch, and copy a row without
 //! the lock (`gather`): the lock word counts how often the set was locked, and a copy during which
@@ -53,9 +53,9 @@ pub(super) struct Set {
     pub(super) tags: Tags,
     /// Odd while somebody holds the set; even numbers grow from one holder to the next.
     lock: AtomicU32,
-    /// Bit per way: its row was used since the policy looked last. A hint: who sets a bit without
-    /// the lock may undo what another thread does at the same moment, so that a use is forgotten or
-    /// an empty way looks used.
+    /// Bit per way: its row was used since the policy looked last. A hint: a thread that sets a bit
+    /// without the lock may undo what another thread does at the same moment, so that a use is
+    /// forgotten or an empty way looks used.
     used: AtomicU32,
     /// Bit per way: its row differs from the copy on storage. Written by the lock's holder, read by
     /// anyone.
@@ -308,13 +308,13 @@ impl Sets {
         if set.lock.fetch_or(1, Ordering::Acquire) & 1 != 0 {
             wait_for(&set.lock);
         }
-        // No write of the holder is seen by who does not see the odd number: pairs with the acquire
-        // fence in `gather`.
+        // A thread that does not see the odd number sees no write of the holder: pairs with the
+        // acquire fence in `gather`.
         fence(Ordering::Release);
         LockedSet { sets: self, set, index }
     }
 
-    /// How many keys a stage takes that asks for whole rows, [`BLOCK`] at most.
+    /// Number of keys that a stage takes that prefetches whole rows, [`BLOCK`] at most.
     #[inline(always)]
     pub(super) fn rows_at_once(&self) -> usize {
         self.lines_of_row.rows_at_once()
@@ -418,8 +418,8 @@ impl Sets {
         let slots = way * self.count as usize;
         // SAFETY: references to headers, rows and stamps are lent only by `LockedSet`, for usable
         // ways, and end with its lock. Each set was just seen, under its lock, to use fewer ways,
-        // and `usable` grows only in `extend`, under `resizing`. Who copies a row without the lock
-        // has no reference, reads zeros, and finds that the version moved.
+        // and `usable` grows only in `extend`, under `resizing`. A thread that copies a row without
+        // the lock has no reference, reads zeros, and finds that the version moved.
         unsafe {
             if let Some(headers) = &self.headers {
                 headers.release(slots * HEADER_BYTES..headers.len());
@@ -567,7 +567,7 @@ impl LockedSet<'_> {
         !self.matches(0)
     }
 
-    /// How many ways this set may use.
+    /// Number of ways this set may use.
     #[inline(always)]
     pub(super) fn usable(&self) -> usize {
         self.sets.ways - self.rest().taken as usize

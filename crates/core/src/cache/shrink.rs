@@ -38,13 +38,13 @@ pub enum TakeWay {
     Floor,
 }
 
-/// Which rows may leave a cache that shrinks.
+/// The rows that may leave a cache that shrinks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaving {
     /// All.
     Any,
-    /// Those that equal their stored copy, and those that a capture has marked: there is nowhere
-    /// that others could wait.
+    /// Rows that equal their stored copy, and rows that a capture has marked: the others could not
+    /// wait anywhere.
     CleanOrCaptured,
 }
 
@@ -88,7 +88,8 @@ impl Cache {
             }
             shrinking.next += 1;
         };
-        // Behind the moves: who has looked slots up amid them sees it when this step is over.
+        // Behind the moves: a caller that has looked slots up amid them sees it when this step is
+        // over.
         if shrinking.next > begin {
             self.moves.fetch_add(1, Ordering::Relaxed);
         }
@@ -104,9 +105,9 @@ impl Cache {
         TakeWay::Released(self.sets.way_bytes() as u64)
     }
 
-    /// Grows behind every step that may have moved rows to other slots. Who goes by slots reads it
-    /// before it looks them up, and once more while nobody shrinks the cache: as long as it is the
-    /// same, rows are where they were.
+    /// Grows behind every step that may have moved rows to other slots. A caller that addresses
+    /// rows by slot reads it before it looks them up, and once more while no thread shrinks the
+    /// cache: if it is unchanged, the rows are in the same slots.
     pub fn moves(&self) -> u64 {
         self.moves.load(Ordering::Relaxed)
     }

@@ -25,8 +25,8 @@ fn at(cache: &Cache, table: u16, key: u64) -> Location {
     cache.locate_hashed(mix(key, table.into()))
 }
 
-/// Where the model's rows lie: those of table 0 are dense, the first ones with exact tags. Without
-/// headers all are.
+/// Locations of the model's rows: those of table 0 are dense, the first ones with exact tags.
+/// Without headers all are.
 fn place(cache: &Cache, table: u16, key: u64) -> Location {
     match table {
         _ if !cache.dense.is_empty() => cache.locate_dense(u64::from(table) * KEYS + key),
@@ -72,15 +72,15 @@ struct Model {
     cache: Cache,
     policy: PolicyKind,
     rows: HashMap<(u16, u64), ModelRow>,
-    /// When each row was used: twice the number of its set's looks so far, and one more if it was
+    /// The last use of each row: twice the number of its set's looks so far, and one more if it was
     /// used after the last.
     used: HashMap<(u16, u64), u64>,
-    /// How often the policy looked at each set.
+    /// Number of looks of the policy at each set.
     looks: HashMap<u32, u64>,
     random: u64,
     seed: u64,
     evictions: u64,
-    /// Ways at the beginning, and how often one came back.
+    /// Ways at the beginning, and the number of times that one came back.
     ways: usize,
     returned: u64,
 }
@@ -120,7 +120,7 @@ impl Model {
         if self.cache.dense.is_empty() { 1 << 40 } else { 1 }
     }
 
-    /// What the cache keeps of an origin.
+    /// The origin that the cache keeps.
     fn origin(&self, origin: u32) -> u32 {
         if self.cache.dense.is_empty() { origin } else { 0 }
     }
@@ -355,7 +355,7 @@ impl Model {
     }
 }
 
-/// What a row shows to a verb; the rest as it should be.
+/// The row as a verb shows it; fields that it does not show are taken from the model.
 fn seen(row: &RowMut<'_>, known: Option<&ModelRow>) -> ModelRow {
     let (dirty_since, set) = known.map_or((0, 0), |row| (row.dirty_since, row.set));
     let stored = known.is_some_and(|row| row.stored);
@@ -663,7 +663,7 @@ fn gather_beside_a_writer<const WORDS: usize>(sets: u32, ids: u64, rounds: u64) 
                     let mut round = 0;
                     let mut hits = 0;
                     let is_done = || done.load(std::sync::atomic::Ordering::Relaxed);
-                    // Where this thread slept while the writer worked, its rows are still there.
+                    // If this thread slept while the writer worked, its rows are still there.
                     while round < 10 || !is_done() || (hits == 0 && round < 10_000) {
                         round += 1;
                         let keys: Vec<u64> =

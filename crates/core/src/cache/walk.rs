@@ -1,7 +1,8 @@
 //! Walks over the cache: dirty rows for a commit or flush, resident rows of a table for a scan.
 //!
 //! A commit writes the rows that were dirty when it began, as they were then. [`Cache::capture`]
-//! marks them; who wants to change one of them writes it first ([`Cache::write_captured`]).
+//! marks them; a thread that wants to change one of them writes it first
+//! ([`Cache::write_captured`]).
 //!
 //! A walk locks one set at a time, so it sees each set as it is when it gets there. A slot number
 //! names a place, not a row: the row there can leave at any time, unless the caller keeps others
@@ -27,7 +28,7 @@ impl Cache {
         self.captured.store(rows, Ordering::Relaxed);
     }
 
-    /// How many rows the last capture marked. Fewer may be left.
+    /// Number of rows that the last capture marked. Fewer may be left.
     pub fn captured_rows(&self) -> u64 {
         self.captured.load(Ordering::Relaxed)
     }

@@ -51,7 +51,7 @@ pub struct ScheduledBatch {
     pub stretch: u64,
     /// Batches of each stretch, all but the first and the last.
     pub batches: u32,
-    /// So many stretches ahead the furthest next use is.
+    /// Largest number of stretches that a next use is ahead.
     pub furthest: u32,
 }
 
@@ -206,9 +206,9 @@ pub struct PinInfo {
     pub step: u64,
     /// The commit's number within the store.
     pub sequence: u64,
-    /// When the commit was made, in seconds since 1970.
+    /// The time of the commit, in seconds since 1970.
     pub committed: u64,
-    /// When it got the name.
+    /// The time when it got the name.
     pub unix_time: u64,
     /// Bytes on disk that only this commit keeps: what unpinning all its names gives back.
     pub bytes: u64,

@@ -1,4 +1,4 @@
-//! How a store is opened.
+//! The options with which a store is opened.
 
 use crate::error::{Error, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ pub enum Memory {
     Bytes(u64),
     /// Per cent of the bytes of all rows (values and state): `num_embeddings`, or `expected_rows`
     /// of growing tables and of those whose index is packed, times row bytes, summed over tables.
-    /// Where that is less than works, what works.
+    /// If that is less than the least budget that works, that budget.
     Percent(f64),
 }
 
@@ -116,7 +116,7 @@ impl FromStr for Amount {
     }
 }
 
-/// Which back end the user wants.
+/// The back end that the user wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IoChoice {
@@ -142,7 +142,7 @@ impl FromStr for IoChoice {
     }
 }
 
-/// Which policy a cache follows.
+/// The replacement policy of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PolicyKind {
@@ -153,7 +153,7 @@ pub enum PolicyKind {
     Lfu,
 }
 
-/// Which partition of an lsm is merged next.
+/// The choice of the partition of an lsm that is merged next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MergePicker {
@@ -250,7 +250,7 @@ const TOP_SHARES: RangeInclusive<f64> = 0.01..=0.5;
 /// A store's settings of merges for an lsm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Merging {
-    /// Which partition is merged next.
+    /// The choice of the partition that is merged next.
     pub picker: MergePicker,
     /// The share of all rows that the top has before merges are due.
     pub top_share: f64,
@@ -264,7 +264,7 @@ impl Default for Merging {
     }
 }
 
-/// How a store is opened.
+/// The options with which a store is opened.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
     /// The memory budget.
@@ -288,10 +288,11 @@ pub struct StoreOptions {
     /// The directory for partitions of lsm tables, apart from the store. The store remembers it;
     /// name it again only if the directory was moved.
     pub cold_directory: Option<PathBuf>,
-    /// Where regions of new tables on persistent memory lie: a folder on it or on tmpfs, which may
-    /// be shared by stores; also where those were moved to that are not where they were made.
+    /// Folder of the regions of new tables on persistent memory, on that memory or on tmpfs; stores
+    /// may share it. Regions that were moved away from their first folder are looked for there,
+    /// too.
     pub pmem_directory: Option<PathBuf>,
-    /// Which back end reads and writes row pages.
+    /// The back end that reads and writes row pages.
     pub io: IoChoice,
     /// Read neighbouring pages in one request where the device's curve says that it is cheaper.
     pub merge_reads: bool,
@@ -302,7 +303,7 @@ pub struct StoreOptions {
     pub window_bytes: Option<u64>,
     /// Most batches whose rows the look-ahead window reads together, at least 1.
     pub window_group: usize,
-    /// Which partition of an lsm is merged next.
+    /// The choice of the partition of an lsm that is merged next.
     pub merge_picker: MergePicker,
     /// When steps of merges and units of cleaning run.
     pub upkeep_scheduler: UpkeepScheduler,
@@ -316,7 +317,7 @@ pub struct StoreOptions {
     /// A journal file is replaced once the changes and commits in it are as long as the indexes, at
     /// least this.
     pub journal_bytes_min: u64,
-    /// How many commits stay, at least 1.
+    /// Number of commits that stay, at least 1.
     pub keep: usize,
     /// Seed of initial rows; fixed when the store is created.
     pub seed: u64,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// How rows are stored that are not in memory.
+/// The storage of rows that are not in memory.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -88,14 +88,14 @@ pub struct TableSpec {
     pub embedding_dim: usize,
     /// Ids are `0..num_embeddings`; `None` is a growing table of arbitrary 64-bit keys.
     pub num_embeddings: Option<u64>,
-    /// How many rows the table is expected to reach: sizes the index and the budget of a growing
-    /// one. With less than a third of `num_embeddings` a new table in an lsm is stored as a growing
-    /// one, whose index is then the smaller; and so is one of more ids than a dense index takes. A
-    /// new table in a log that is stored by id has a packed index where that is the smaller.
+    /// Expected number of rows of the table: sizes the index and the budget of a growing one. With
+    /// less than a third of `num_embeddings` a new table in an lsm is stored as a growing one,
+    /// whose index is then the smaller; and so is one of more ids than a dense index takes. A new
+    /// table in a log that is stored by id has a packed index where that is the smaller.
     pub expected_rows: Option<u64>,
     /// Type of the stored values.
     pub dtype: Dtype,
-    /// How updates round to it. Without effect with float32, whose records do not have it.
+    /// The rounding of updates to it. Without effect with float32, whose records do not have it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub rounding: RoundingMode,
     /// The storage of rows that are not in memory. Records of tables in a log do not have it.

@@ -11,7 +11,7 @@ use std::ops::{Range, RangeInclusive};
 
 /// Ids of a snapshot piece.
 pub(super) const PIECE_IDS: usize = 16_384;
-/// How many ids ahead `set_all` asks for memory.
+/// Number of ids ahead for which `set_all` prefetches memory.
 const SETS_AHEAD: usize = 32;
 
 /// Slot numbers of the ids `0..num_embeddings` of a dense table.
@@ -137,7 +137,7 @@ impl DenseIndex {
         }
     }
 
-    /// How many ids have a stored copy.
+    /// Number of ids that have a stored copy.
     pub fn len(&self) -> u64 {
         match &self.0 {
             Form::Full(index) => index.len(),
@@ -212,7 +212,7 @@ impl DenseIndex {
         matches!(&self.0, Form::Packed(_))
     }
 
-    /// How many snapshot pieces the index has.
+    /// Number of snapshot pieces of the index.
     pub fn piece_count(&self) -> usize {
         piece_count(self.num_embeddings())
     }

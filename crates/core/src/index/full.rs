@@ -233,7 +233,7 @@ impl FullIndex {
         }
     }
 
-    /// How many ids have a stored copy.
+    /// Number of ids that have a stored copy.
     pub(super) fn len(&self) -> u64 {
         self.live
     }

@@ -179,7 +179,7 @@ fn time_look_ups(rows: u64, expected_rows: u64) {
             wanted.len()
         );
     }
-    // What the machine gives at this moment: independent reads of single words of as many bytes.
+    // The limit of the machine at this moment: independent reads of single words of as many bytes.
     let words: Vec<u32> = (0..index.memory_bytes() as u32 / 4).collect();
     for ahead in [16, 64] {
         let start = core_time_ns();

@@ -77,7 +77,7 @@ impl Block {
         self.word(at) >> (at % WORD_IDS) & 1 == 1
     }
 
-    /// How many ids before place `at` have a stored copy.
+    /// Number of ids before place `at` that have a stored copy.
     #[inline(always)]
     fn rank(&self, at: usize) -> usize {
         let group = at / GROUP_IDS;
@@ -192,7 +192,7 @@ impl PackedIndex {
         let end = (begin + PART_BLOCKS).min(self.blocks.len());
         copy.blocks[begin..end].clone_from_slice(&self.blocks[begin..end]);
         copy.live = self.live;
-        // What is copied has no room to grow.
+        // The copied blocks have no room to grow.
         copy.heap_bytes += copy.blocks[begin..end].iter().map(Block::heap_bytes).sum::<usize>();
         end < self.blocks.len()
     }
@@ -232,7 +232,7 @@ impl PackedIndex {
         }
     }
 
-    /// How many ids have a stored copy.
+    /// Number of ids that have a stored copy.
     pub(super) fn len(&self) -> u64 {
         self.live
     }

@@ -398,7 +398,7 @@ impl SparseIndex {
         Address { partition: partition as usize, tag: full_tag(hash >> bits) }
     }
 
-    /// How many low bits of the hash all entries of `partition` share.
+    /// Number of low bits of the hash that all entries of `partition` share.
     fn address_bits(&self, partition: u32) -> u32 {
         let low = self.partitions.ilog2();
         low + u32::from((partition & ((1 << low) - 1)) + (1 << low) < self.partitions)

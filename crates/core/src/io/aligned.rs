@@ -1,11 +1,11 @@
 //! Aligned buffers of a queue: one anonymous mapping cut into equal pieces, of which a buffer takes
 //! one or several side by side, from the first place where they are free.
 //!
-//! The pool knows which buffer belongs to whom and asserts it: a free buffer is nobody's, an
-//! acquired one is the caller's, a lent one belongs to the request that carries its [`Loan`]. A
-//! loan keeps the mapping alive, so that memory which a thread or the kernel still uses is never
-//! unmapped, whatever happens to the pool. A forked child does not inherit the mapping: fork must
-//! neither copy it nor leave a page of it shared while the device writes there.
+//! The pool knows the owner of each buffer and asserts it: a free buffer is nobody's, an acquired
+//! one is the caller's, a lent one belongs to the request that carries its [`Loan`]. A loan keeps
+//! the mapping alive, so that memory which a thread or the kernel still uses is never unmapped,
+//! whatever happens to the pool. A forked child does not inherit the mapping: fork must neither
+//! copy it nor leave a page of it shared while the device writes there.
 
 #![expect(unsafe_code, reason = "hands out slices of one anonymous mapping")]
 
@@ -29,8 +29,8 @@ struct Region {
     process: u32,
 }
 
-// SAFETY: the region is plain memory without thread affinity; who may touch which part of it is
-// decided by the pool's buffer states, which only change under `&mut BufferPool`.
+// SAFETY: the region is plain memory without thread affinity; access to its parts is decided by the
+// pool's buffer states, which only change under `&mut BufferPool`.
 unsafe impl Send for Region {}
 // SAFETY: as above; `&Region` alone gives no access to the bytes.
 unsafe impl Sync for Region {}
@@ -56,7 +56,7 @@ impl Drop for Region {
     }
 }
 
-/// The state of a buffer: who may use it.
+/// The state of a buffer, which decides on access to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
@@ -76,7 +76,7 @@ struct Piece {
     span: u32,
 }
 
-/// Aligned buffers and who may use each of them. A buffer has the number of its first piece.
+/// Aligned buffers and their states. A buffer has the number of its first piece.
 #[derive(Debug)]
 pub(crate) struct BufferPool {
     region: Arc<Region>,

@@ -679,7 +679,7 @@ fn room_given_back_reads_as_zero_and_can_be_taken_again() {
         file.sync().unwrap();
         file.read_at(&mut bytes, 0).unwrap();
         assert_eq!((bytes[block as usize], bytes[block as usize + 100]), (9, 0));
-        // What no file system has blocks for leaves the bytes as they were.
+        // A range without a whole block keeps its bytes unless it was given back.
         if !file.give_back(100, 300).unwrap() {
             file.read_at(&mut bytes, 0).unwrap();
             assert!(bytes[..block as usize].iter().all(|byte| *byte == 7));

@@ -86,7 +86,7 @@ impl Folder {
         Ok(rustix::fs::linkat(directory, &*from, directory, &*to, AtFlags::empty())?)
     }
 
-    /// How the file of a name looks.
+    /// The metadata of the file of a name.
     pub(super) fn stat(&self, name: &str) -> io::Result<Stat> {
         let name = c_name(name)?;
         Ok(rustix::fs::statat(&self.directory, &*name, AtFlags::empty())?)
@@ -106,8 +106,8 @@ impl Folder {
         }
     }
 
-    /// What has become of the directory where its path leads to it no more; `None` where it does.
-    /// Costs two calls of the system, and no look at the device.
+    /// The fate of the directory, if its path no longer leads to it, else `None`. Costs two system
+    /// calls, and no access to the device.
     pub(super) fn displaced(&self) -> io::Result<Option<String>> {
         let own = rustix::fs::fstat(&self.directory)?;
         let found = match rustix::fs::statat(CWD, &self.path, AtFlags::empty()) {

@@ -1,13 +1,12 @@
-//! A medium for who writes: names change only while a lock is held, and files that have further
-//! names are never written in place.
+//! A medium for a writer: names change only while a lock is held, and files that have further names
+//! are never written in place.
 //!
-//! A lock belongs to a file, and a file can be removed by anybody. Whoever comes then makes and
-//! locks a new one, and there are two who write. So the lock is looked at before each change of a
-//! name, which is what could take the other one's files away; the store looks before it writes
-//! pages, too.
+//! A lock belongs to a file, and anybody can remove a file. The next process then makes and locks a
+//! new one, and there are two writers. So the lock is checked before each change of a name, because
+//! that could remove the other writer's files; the store checks it before it writes pages, too.
 //!
-//! A file with two names is one file: a backup made of hard links would change with it. Where such
-//! a file is opened to be written, it is copied first, and the copy takes its name.
+//! A file with two names is one file: a backup made of hard links would change with it. A file with
+//! further names that is opened to be written is copied first, and the copy takes its name.
 
 use super::{
     Buffers, DeviceCurve, File, FileLock, FileState, IoKind, Locking, Medium, OpenMode, Queue,
@@ -53,7 +52,7 @@ impl GuardedMedium {
     fn separate(&self, name: &str) -> Result<()> {
         let links = match self.medium.state_of(name) {
             Ok(state) => state.links,
-            // Whoever opens it says so.
+            // Opening it reports that it is missing.
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -82,7 +81,7 @@ impl GuardedMedium {
             _ => {}
         }
         let to = medium.open(&copy, OpenMode::CreateNew)?;
-        // All of its room, for who writes it counts on that.
+        // All of its room, because writes of the store count on that.
         to.allocate(0, bytes)?;
         let mut portion = vec![0; PORTION_BYTES.min(bytes as usize)];
         let mut at = 0;

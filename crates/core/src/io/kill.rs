@@ -78,7 +78,7 @@ mod armed {
         After,
     }
 
-    /// Which operation it is.
+    /// The operation at which the process is killed.
     struct Armed {
         /// `None` for any.
         operation: Option<Operation>,

@@ -34,7 +34,7 @@ struct Slot {
     /// A serial number above the descriptor plus 1; 0 where there is none. The serial tells a
     /// guard that a child inherited from a lock that the child has taken since.
     owner: AtomicU64,
-    /// Which file is locked; 0 until it is.
+    /// The number of the locked file; 0 until it is locked.
     file: AtomicU64,
 }
 

@@ -49,19 +49,19 @@ pub struct DeviceCurve {
     pub points: Vec<CurvePoint>,
 }
 
-/// What a curve is of: a device, as the system numbers it, by a kind of queue.
+/// The subject of a curve: a device, as the system numbers it, and a kind of queue.
 pub(crate) type Measured = (u64, IoKind);
 
 /// A curve that this process has measured.
 struct Remembered {
     of: Measured,
-    /// How long each of its turns was, and when it was measured.
+    /// The length of each of its turns, and the time of the measurement.
     slice: Duration,
     at: Instant,
     curve: DeviceCurve,
 }
 
-/// How long it takes at most until who looks at them has done so.
+/// The longest wait for another thread that holds the lock of the curves.
 const LOCKED: Duration = Duration::from_millis(50);
 
 /// The curves of this process, one of each device. Guards itself alone.
@@ -115,7 +115,7 @@ impl DeviceCurve {
 
 /// Measures random reads of each of `sizes`, `depth` in flight. Sizes that the medium's alignment
 /// or the file's length excludes are left out. The sizes take turns, `slice` each, and of its turns
-/// each size keeps the best: whoever else uses the device can only make one worse.
+/// each size keeps the best: other users of the device can only make one worse.
 ///
 /// The file must hold written data: file systems answer holes and reserved blocks without asking
 /// the device, and a buffered medium answers from memory what it wrote a moment ago.

@@ -52,7 +52,7 @@ pub(crate) fn blocks_of(bytes: u64) -> u64 {
     bytes.next_multiple_of(BLOCK_BYTES)
 }
 
-/// How a file is opened.
+/// The mode in which a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenMode {
     /// Create a file that must not exist; read and write.
@@ -63,7 +63,7 @@ pub enum OpenMode {
     ReadOnly,
 }
 
-/// Which back end serves a medium's queues.
+/// The back end of a medium's queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IoKind {
@@ -104,14 +104,14 @@ pub enum Locking {
     },
 }
 
-/// How a file looks to who watches somebody else change it.
+/// The state of a file, for a process that watches another one change it.
 #[derive(Clone, Copy, Debug)]
 pub struct FileState {
     /// Length in bytes.
     pub bytes: u64,
     /// Differs after a change, unless that came within one tick of the clock of the file system.
     pub stamp: u128,
-    /// How long ago the last change was; zero for a time in the future, which says nothing.
+    /// Time since the last change; zero if that lies in the future, where it means nothing.
     pub ago: Duration,
     /// Names that the file has, in this directory and elsewhere.
     pub links: u64,
@@ -128,7 +128,7 @@ pub struct RegionFolders {
 
 /// One directory on one medium, or two that are used as one.
 pub trait Medium: Send + Sync + Debug {
-    /// Which back end serves its queues.
+    /// The back end of its queues.
     fn kind(&self) -> IoKind;
     /// True when queue requests bypass the page cache.
     fn direct(&self) -> bool;
@@ -139,7 +139,8 @@ pub trait Medium: Send + Sync + Debug {
     fn open(&self, name: &str, mode: OpenMode) -> Result<Arc<dyn File>>;
     /// Names of the files that begin with `prefix`, sorted; directories are left out.
     fn list(&self, prefix: &str) -> Result<Vec<String>>;
-    /// Removes a file's name; who has it open goes on using it. A missing one is `NotFound`.
+    /// Removes a file's name; a process that has it open goes on using it. A missing one is
+    /// `NotFound`.
     fn remove(&self, name: &str) -> Result<()>;
     /// Renames a file, replacing `to`. After a crash either the old or the new state is found.
     fn rename(&self, from: &str, to: &str) -> Result<()>;
@@ -152,10 +153,10 @@ pub trait Medium: Send + Sync + Debug {
     /// Locks a file alone, without waiting, and creates it where there is none. Opening and closing
     /// the file elsewhere does not end the lock.
     fn lock(&self, name: &str) -> Result<Locking>;
-    /// As `lock`, for who only wants to know whether anybody has the file locked: it must exist, or
-    /// is `NotFound`, and need not be writable. Others who only look may lock it at once.
+    /// As `lock`, for a caller that only wants to know whether the file is locked: it must exist,
+    /// or is `NotFound`, and need not be writable. Several such callers may lock it at once.
     fn lock_to_look(&self, name: &str) -> Result<Locking>;
-    /// How a file looks; `NotFound` for a missing one.
+    /// The state of a file; `NotFound` for a missing one.
     fn state_of(&self, name: &str) -> Result<FileState>;
     /// Makes creations, removals and renames durable.
     fn sync_dir(&self) -> Result<()>;
@@ -180,9 +181,9 @@ pub trait Medium: Send + Sync + Debug {
     fn path(&self) -> Option<&Path> {
         None
     }
-    /// What has become of the directory where its path does not lead to it any more, for people;
-    /// `None` where it does. It was moved or removed then, and another may be in its place. Files
-    /// are those of the directory that was opened all the same.
+    /// A description of what happened to the directory if its path does not lead to it any more,
+    /// for people; else `None`. It was moved or removed then, and another may be in its place.
+    /// Files are still those of the directory that was opened.
     fn displaced(&self) -> Result<Option<String>> {
         Ok(None)
     }
@@ -223,9 +224,9 @@ pub trait File: Send + Sync + Debug {
     /// the length is as before. Durable, like a write, after `sync`.
     fn allocate(&self, offset: u64, bytes: u64) -> Result<()>;
     /// Gives the room of `offset..offset + bytes` back to the file system. The length stays, the
-    /// range reads as zero, and whoever writes there needs room again. False where the medium
-    /// cannot do that: nothing changed then. Durable, like a write, after `sync`: a power cut
-    /// before may bring bytes and room back.
+    /// range reads as zero, and a write there needs room again. False if the medium cannot do that:
+    /// nothing changed then. Durable, like a write, after `sync`: a power cut before may bring
+    /// bytes and room back.
     fn give_back(&self, offset: u64, bytes: u64) -> Result<bool>;
     /// Cuts the file to `bytes`, or extends it by zeros without reserving room.
     fn set_len(&self, bytes: u64) -> Result<()>;
@@ -245,7 +246,7 @@ pub(crate) fn pow2_below(bytes: usize) -> usize {
 /// that lie side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffers {
-    /// How many pieces there are.
+    /// Number of pieces.
     pub pieces: usize,
     /// Bytes of a piece: a multiple of the medium's alignment, and a power of two where buffers
     /// take several.
@@ -255,10 +256,10 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// So many pieces at most are worth keeping account of.
+    /// Largest number of pieces that are worth keeping account of.
     const PIECES_MAX: usize = 1024;
-    /// What is noted of a request in flight at most, whatever runs it. (Of a ring's entries, which
-    /// are a power of two, it may be two of 100 bytes.)
+    /// Upper bound of the notes about a request in flight, for every back end. (For a ring's
+    /// entries, which are a power of two, it may be two of 100 bytes.)
     const REQUEST_NOTES_BYTES: usize = 384;
     /// The memory of the notes about a piece.
     const PIECE_NOTES_BYTES: usize = 16;
@@ -268,8 +269,8 @@ impl Buffers {
         Self { pieces: buffers, piece_bytes: bytes, longest: 1 }
     }
 
-    /// Buffers of `shortest` to `longest` bytes, both powers of two, that share `bytes`. Where
-    /// very many of the shortest would fit, pieces are longer than that.
+    /// Buffers of `shortest` to `longest` bytes, both powers of two, that share `bytes`. If very
+    /// many of the shortest would fit, pieces are longer than that.
     pub fn sharing(bytes: usize, shortest: usize, longest: usize) -> Self {
         let few = bytes.div_ceil(Self::PIECES_MAX).next_power_of_two();
         let piece_bytes = few.min(longest).max(shortest);
@@ -311,10 +312,10 @@ pub struct Completion {
 
 /// Requests in flight, at most `depth`, over the queue's own aligned buffers.
 ///
-/// A buffer is free, acquired (the caller may read and write it), being read into (nobody may
-/// touch it) or being written from (it may be read, not changed); wrong use asserts, as do
-/// requests that break the alignment, the depth or the buffer's size. Requests in flight have no
-/// order: whoever needs one waits. A queue serves files of its own medium only.
+/// A buffer is free, acquired (the caller may read and write it), being read into (nobody may touch
+/// it) or being written from (it may be read, not changed); wrong use asserts, as do requests that
+/// break the alignment, the depth or the buffer's size. Requests in flight have no order: a caller
+/// that needs one waits for both ends. A queue serves files of its own medium only.
 ///
 /// Dropping a queue waits for what is in flight. A forked child must not use a queue it inherited,
 /// not even look at its buffers; dropping it there does nothing.

@@ -10,8 +10,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How often one request is handed to the system again after "try again" without progress. Only
-/// memory pressure and exiting threads cause it, and both pass.
+/// Upper bound of the number of times that one request is handed to the system again after "try
+/// again" without progress. Only memory pressure and exiting threads cause it, and both pass.
 const RETRIES_MAX: u32 = 1000;
 
 /// A request with its part of a buffer and the file it keeps open.
@@ -24,7 +24,7 @@ pub(crate) struct Request {
     /// Bytes moved so far, a multiple of the alignment until the last step.
     pub(crate) done: usize,
     retries: u32,
-    /// So many bytes at most are asked for at once: a test's way to short transfers.
+    /// Largest number of bytes that are asked for at once: a test's way to short transfers.
     #[cfg(test)]
     most: u32,
 }

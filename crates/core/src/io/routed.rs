@@ -19,19 +19,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct RoutedMedium {
     own: Directory,
     apart: Directory,
-    /// How the names of the files begin that lie apart.
+    /// Prefix of the names of the files that lie apart.
     prefix: &'static str,
     /// Both take their room from one file system.
     shares_device: bool,
-    /// Held during a sync of names: who comes meanwhile waits for what it covers.
+    /// Held during a sync of names: a caller that comes meanwhile waits until its changes are
+    /// durable, too.
     syncing: Mutex<()>,
 }
 
-/// One of the two.
+/// One of the two directories.
 #[derive(Debug)]
 struct Directory {
     medium: Arc<dyn Medium>,
-    /// Names may have changed since the last sync. So it begins: nobody knows what was before.
+    /// Names may have changed since the last sync. True at the beginning: earlier changes are
+    /// unknown.
     is_changed: AtomicBool,
 }
 
@@ -133,7 +135,7 @@ impl Medium for RoutedMedium {
             return Ok(names);
         }
         let apart = self.apart.medium.list(prefix)?;
-        // What else lies there is nobody's.
+        // Other files there do not belong to the store.
         names.extend(apart.into_iter().filter(|name| name.starts_with(self.prefix)));
         names.sort_unstable();
         names.dedup();

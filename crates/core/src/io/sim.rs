@@ -82,7 +82,7 @@ pub struct SimCounters {
 impl SimMedium {
     /// An empty directory on a device without a bound.
     pub fn new(seed: u64) -> Self {
-        // Who makes one opens small stores by the thousand.
+        // Tests open small stores by the thousand.
         #[cfg(any(test, feature = "testing"))]
         crate::arena::keep_freed();
         Self::on(Device::new(seed, SimFired::default()))
@@ -172,7 +172,7 @@ impl SimMedium {
         self.device.lock().faults.set(faults);
     }
 
-    /// How often each fault struck since this machine started.
+    /// Number of times each fault struck since this machine started.
     pub fn faults_fired(&self) -> SimFired {
         self.device.lock().faults.fired()
     }
@@ -198,11 +198,11 @@ impl SimMedium {
 
     /// Makes the sync of a file or the directory that follows `after` further ones fail, once.
     ///
-    /// As with ext4 and xfs, what was written counts as clean then: the machine reads it, the disk
+    /// As with ext4 and xfs, the written data counts as clean then: the machine reads it, the disk
     /// has some of it, and later syncs do not write the rest. A sector that is written again, be it
-    /// in part, is stored by the next sync, and so is the length that a write gave. What the file
-    /// system's journal carries is not forgotten: names, and the lengths of `allocate` and
-    /// `set_len`, wait for the next sync. (A file system whose journal fails writes nothing more.)
+    /// in part, is stored by the next sync, and so is the length that a write gave. Changes in the
+    /// file system's journal are not forgotten: names, and the lengths of `allocate` and `set_len`,
+    /// wait for the next sync. (A file system whose journal fails writes nothing more.)
     pub fn fail_sync(&self, after: u64) {
         self.once(Fault::SyncError, after);
     }

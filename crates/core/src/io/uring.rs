@@ -8,8 +8,8 @@
 //!
 //! A ring counts against the limit of locked memory (before Linux 5.12, and again with 6.18, where
 //! this was measured), registered buffers do with every kernel, unless the process has
-//! CAP_IPC_LOCK. What the limit refuses is done without: a ring of fewer entries serves as well,
-//! and so do buffers that are not registered.
+//! CAP_IPC_LOCK. If the limit refuses them, a ring of fewer entries serves as well, and so do
+//! buffers that are not registered.
 
 #![expect(unsafe_code, reason = "the kernel reads and writes buffers through raw addresses")]
 
@@ -27,19 +27,20 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// How often and how long an enter is repeated while the kernel is short of memory: 2 s in all.
+/// Number of times that an enter is repeated while the kernel is short of memory, and the pause
+/// before each: 2 s in all.
 const BUSY_RETRIES_MAX: u32 = 20_000;
 const BUSY_PAUSE: Duration = Duration::from_micros(100);
 
-/// What [`uring_works`] keeps: nothing yet, it works, it lacks operations; else minus an errno.
+/// The kept answer of [`uring_works`]: none yet, it works, it lacks operations; else minus an
+/// errno.
 static ANSWER: AtomicI32 = AtomicI32::new(UNKNOWN);
 const UNKNOWN: i32 = 0;
 const WORKS: i32 = 1;
 const LACKS: i32 = 2;
 
 /// Whether this process may use io_uring, or why not. Kept once it was tried; two threads may try
-/// at once. (Whoever waits for another thread's answer waits for ever in a child that was forked
-/// meanwhile.)
+/// at once. (Waiting for another thread's answer would never end in a child forked meanwhile.)
 ///
 /// Containers answer EPERM or ENOSYS to the first call; old kernels lack the operations.
 pub(crate) fn uring_works() -> std::result::Result<(), String> {

@@ -1,7 +1,7 @@
-//! The optimizers of the engine: what one update does to one row.
+//! The optimizers of the engine: the effect of one update on one row.
 //!
 //! Owns the arithmetic and the layout of the state words, nothing else: no keys, no batches, no
-//! I/O. Gradients of equal keys are summed before they come here. What always holds:
+//! I/O. Gradients of equal keys are summed before they come here. Invariants:
 //!
 //! * The same row, gradient, [`Hyper`] and step give the same bits on every machine. Operations are
 //!   IEEE 754 binary32 in the order written, each rounded once: no contraction to fused
@@ -36,7 +36,7 @@ use crate::error::{Error, Result, bail};
 
 pub use hyper::Hyper;
 
-/// Which optimizer a table has. Table records carry its name; the numeric codes are reserved for
+/// The optimizer of a table. Table records carry its name; the numeric codes are reserved for
 /// records that carry numbers (`docs/formats/journal.md`).
 ///
 /// Codes from 9 are reserved for optimizers of later versions.

@@ -409,7 +409,7 @@ fn unusable_hyperparameters_are_refused_by_field_and_value() {
         assert!(error.message().starts_with(words), "{error}");
         OptimizerSpec::new(kind).validate(&kind.default_hyper()).unwrap();
     }
-    // What an optimizer does not use may hold anything.
+    // Hyperparameters that an optimizer does not use may have any value.
     let odd = Hyper { eps: f64::NAN, beta1: 7.0, ..good };
     OptimizerSpec::new(OptimizerKind::Sgd).validate(&odd).unwrap();
     let spec = OptimizerSpec { initial_accumulator: -1.0, ..adam };

@@ -34,7 +34,7 @@ pub use state::Ready;
 /// The bound that never makes a batch wait.
 pub const UNBOUNDED: u64 = u64::MAX;
 
-/// How often a thread that waits looks for signals.
+/// The interval at which a waiting thread checks for signals.
 const POLL: Duration = Duration::from_millis(50);
 
 /// Counters of permits.

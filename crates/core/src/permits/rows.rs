@@ -9,7 +9,8 @@ use crate::config::TableId;
 use crate::hash::mix;
 use crate::prefetch::prefetch_read;
 
-/// How many rows ahead their entries are asked for: the latency of memory over the time of one row.
+/// Number of rows ahead whose entries are prefetched: the latency of memory over the time of one
+/// row.
 pub(super) const AHEAD: usize = 16;
 /// Entries for each row from which on the table is made anew instead of being wiped.
 const SPARSE: usize = 64;

@@ -1,8 +1,8 @@
-//! The state of permits: batches in flight, and which of their rows are deferred.
+//! The state of permits: batches in flight, and their deferred rows.
 //!
-//! Plain data under one lock, so that tests can walk through every order of events. What always
-//! holds: a permit counts in each of its distinct rows; a deferred row of a permit says how many
-//! lower permits must still leave before it may be read; a permit is granted when it has none.
+//! Plain data under one lock, so that tests can walk through every order of events. Invariants: a
+//! permit counts in each of its distinct rows; a deferred row of a permit says how many lower
+//! permits must still leave before it may be read; a permit is granted when it has none.
 
 use super::PermitStats;
 use super::rows::{AHEAD, RowCounts, row_of, salt_of};
@@ -21,9 +21,9 @@ const NONE: u32 = u32::MAX;
 pub struct Ready {
     /// The permit of the batch.
     pub permit: u64,
-    /// Which part of the batch.
+    /// Index of the part of the batch.
     pub part: u32,
-    /// Which key of the part.
+    /// Index of the key in the part.
     pub position: u32,
 }
 

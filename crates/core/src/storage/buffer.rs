@@ -40,7 +40,7 @@ pub(crate) struct DirtyRow<'a> {
     pub table: u16,
     /// Its key.
     pub key: u64,
-    /// Since when it is dirty, by the cache's stamps.
+    /// The time since which it is dirty, as a stamp of the cache.
     pub dirty_since: u32,
     /// Stored copy that it outdates, 0 for none; `None` where the index tells.
     pub origin: Option<u32>,

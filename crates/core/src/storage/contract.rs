@@ -1,6 +1,6 @@
 //! One contract suite for every storage: the log, in both forms of its indexes, the lsm, a map in
 //! memory that has neither pages nor an index, and regions. Tests use the traits alone, as the
-//! store does. Where a test is about commits, a storage that is durable by update is held to that.
+//! store does. Tests about commits expect durability by update of a storage that promises it.
 
 use super::{
     ClassFacts, DirtyRow, Finding, OpenAt, Storage, StorageRecovery, StorageStats, SweptRow, map,
@@ -300,7 +300,7 @@ fn a_full_disk_changes_nothing_and_room_lets_it_go_on() {
         let refused = |life: &mut Life, grow: u64| {
             let error = life.storage.reserve(rows, 0, grow).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Full, "{error}");
-            // What the disk had before it was full is kept for the next one who asks.
+            // Room found before the disk was full is kept for the next request.
             let now = life.storage.stats();
             assert_eq!(StorageStats { disk_bytes: stats.disk_bytes, ..now }, stats);
             assert_eq!(now.disk_bytes + life.storage.growth_for(rows, 0), disk_bytes);
@@ -390,7 +390,7 @@ fn what_kept_commits_have_stays_while_everything_is_written_again() {
                 }
             }
             life.commit(3);
-            // What is free is used again at once.
+            // All free room is given back, so that later writes reuse it at once.
             life.storage.give_back(0, 0, 0, Some(u64::MAX)).unwrap();
             if life.subject.is_direct {
                 // It is the newest rows that stay.
@@ -431,12 +431,12 @@ fn a_growing_table_is_recovered_while_it_grows_and_shrinks() {
             }
         }
         if life.subject.is_direct {
-            // What it takes is fixed, and the journal has none of it.
+            // The index has a fixed size, and the journal holds none of it.
             assert_eq!((pieces.len(), pieces.first(), indexed.len()), (1, Some(&0), 1));
             return;
         }
         if life.subject.has_layers {
-            // What it takes follows merges, not the rows of the table.
+            // The size of the index depends on merges, not on the rows of the table.
             return;
         }
         // Only the log divides a table.
@@ -489,7 +489,7 @@ fn a_reader_goes_on_to_a_later_commit_and_is_read_meanwhile() {
             let from = life.journal.kept()[0].clone();
             let mut reader = life.reader_at(&from);
             reader.check();
-            // What was dropped is written over: a reader holds its commit.
+            // Dropped rows are overwritten: a reader holds the commit that has them.
             for _ in 0..2 {
                 (0..12).for_each(|_| {
                     let key = life.random_key();

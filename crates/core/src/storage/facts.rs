@@ -7,7 +7,7 @@ use crate::config::{Merging, StorageKind};
 pub(crate) struct ClassFacts {
     /// Number of the class.
     pub class: u16,
-    /// How its rows are stored.
+    /// The storage layout of its rows.
     pub kind: StorageKind,
     /// Bytes of a row.
     pub row_bytes: usize,

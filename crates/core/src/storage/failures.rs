@@ -1,8 +1,9 @@
-//! Places that upkeep could not read: what was wrong, how often, and which are left alone for it.
+//! Places that upkeep could not read: the error, the number of failures, and whether they are
+//! skipped.
 //!
-//! What is damaged stays so, and is left alone from the first time on. An error of the device may
-//! pass: its place is tried again, later each time, and left alone once it has failed again and
-//! again. All of them are told until they are read, or are there no more.
+//! Damage is permanent, so a damaged place is skipped from the first failure on. An error of the
+//! device may pass: its place is tried again, later each time, and skipped after repeated failures.
+//! Each place is reported until it has been read or no longer exists.
 
 use crate::error::{Error, ErrorKind};
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Which layout a row class has: the one place that asks for its kind before there is a storage.
+//! The layout of a row class: the only module that selects code by kind while no storage exists.
 
 use super::{ClassFacts, Storage, StorageRecovery, log, lsm, pmem};
 use crate::config::StorageKind;
@@ -21,8 +21,8 @@ pub(crate) fn create(
     }
 }
 
-/// What becomes the storage of a class that has no tables yet, in `epoch`. `begun` is what its
-/// record says of its files; commits before `oldest` are not kept.
+/// The recovery of a class that has no tables yet, from `epoch` on. `begun` is the part of its
+/// record that describes its files; commits before `oldest` are not kept.
 pub(crate) fn recovery(
     facts: &ClassFacts,
     begun: &str,

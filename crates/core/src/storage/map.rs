@@ -1,9 +1,9 @@
 //! A storage over maps in memory: the second subject of the contract suite.
 //!
-//! It has no pages, no index and no segments, so what only a log can do has no place in the
-//! contract. What it hands to the journal are whole rows and deletes, so recovery brings the rows
-//! back. Its file only takes the room that the rows would. The origin of a row is how often it was
-//! written: those of different rows are alike, and no place.
+//! It has no pages, no index and no segments, so abilities of a log alone have no place in the
+//! contract. It hands whole rows and deletes to the journal, so recovery brings the rows back. Its
+//! file only takes the room that the rows would. The origin of a row is the number of its writes:
+//! different rows may have equal origins, which name no place.
 
 use super::{
     Areas, Checked, ClassFacts, Cut, DirtyRow, Finding, Found, MergeCounts, PageAddress,

@@ -1,9 +1,9 @@
 //! Storage layouts: where rows live when they are not in DRAM. Each layout owns its index.
 //!
-//! [`log`] is the usual layout, [`lsm`] a log above a bottom, [`pmem`] regions that are mapped.
-//! What the store asks of a layout is in `traits.rs`; `kinds.rs` makes one of the kind that a class
-//! has. A layout never sees the cache; what it must know of resident rows comes through
-//! [`Residents`]. Pages, their reader and the buffer of dirty rows are tools of every layout.
+//! [`log`] is the usual layout, [`lsm`] a log above a bottom, [`pmem`] regions that are mapped. The
+//! interface of a layout is in `traits.rs`; `kinds.rs` makes one of the kind that a class has. A
+//! layout never sees the cache; it learns of resident rows through [`Residents`]. Pages, their
+//! reader and the buffer of dirty rows are tools of every layout.
 
 mod buffer;
 mod changes;

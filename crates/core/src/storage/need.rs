@@ -1,4 +1,4 @@
-//! What a table will take of memory and disk, told before it is made.
+//! Memory and disk that a table will take, computed before it is made.
 
 use super::pmem;
 use crate::config::{DENSE_IDS_MAX, Merging, StorageKind};
@@ -17,7 +17,7 @@ const LSM_BYTES_PER_100_IDS: u64 = 15;
 /// Bytes of a row in the top of an lsm, twice: of a dense table, of a growing one.
 const LSM_BYTES_PER_TOP_ID_TWICE: u64 = 9;
 const LSM_BYTES_PER_TOP_KEY_TWICE: u64 = 17;
-/// What the index of the top grows by beside that for rows that come together: its parts grow by an
+/// Growth of the index of the top beyond that for rows that come together: its parts grow by an
 /// eighth each, which is 2 KiB at most, and some happen to do so at once.
 const LSM_INDEX_STEPS_BYTES: u64 = 16 << 10;
 /// Parts of an index have so many ids. Each grows by one part in so many of what it has, and by so
@@ -59,8 +59,8 @@ pub(crate) struct IndexMemory {
     pub growth: u64,
 }
 
-/// What more the index of a dense table that is stored by id takes with `after` ids than `before`,
-/// of a log in the form that it has, where it is expected to have so many rows.
+/// The additional memory of the index of a dense table stored by id when it grows from `before` to
+/// `after` ids; `packed` is the form of an index in a log, `expected` the number of rows.
 pub(crate) fn index_memory_to_grow(
     (kind, packed): (StorageKind, bool),
     (before, after): (u64, u64),
@@ -82,8 +82,8 @@ pub(crate) fn index_memory_to_grow(
     })
 }
 
-/// What the index of a new table takes: a dense one of so many ids, or a growing one that is to
-/// have so many keys, as merges keep an lsm.
+/// The memory of the index of a new table: a dense one of `ids` ids, or a growing one that is
+/// expected to have so many keys; `merging` keeps an lsm.
 pub(crate) fn index_memory(
     kind: StorageKind,
     ids: Option<u64>,
@@ -136,8 +136,8 @@ pub(crate) fn index_memory(
     })
 }
 
-/// That of a dense table in a log with an entry for every id: what slot numbers of its rows need,
-/// and what they may take in a longer file.
+/// The memory of a dense table in a log with an entry for every id: now with the slot numbers of
+/// its rows, and the growth that these may cause in a longer file.
 fn dense_memory(ids: u64) -> IndexMemory {
     let now = DenseIndex::memory_of_new(ids);
     IndexMemory { now, growth: DenseIndex::memory_for(ids).saturating_sub(now) }
@@ -248,7 +248,7 @@ pub(crate) fn disk_bytes_for(
             own: (bytes * top_share).round() as u64,
             apart: (bytes * LSM_DISK_PER_ROWS).round() as u64,
         },
-        // What no region can have is refused when it is made.
+        // A capacity that no region can have is refused when the region is made.
         StorageKind::Pmem => DiskNeed {
             own: pmem::region_bytes(rows, row_bytes).map_or(u64::MAX, |(bytes, _)| bytes),
             apart: 0,
@@ -273,7 +273,7 @@ mod tests {
         let growing = memory(lsm, None, Some(rows));
         assert_eq!(growing, IndexMemory { now: 0, growth: 956_250 + 129_096 });
         assert_eq!(memory(log, None, Some(rows)).growth, 8_500_000);
-        // Whoever does not know how many there will be has room for the first.
+        // A growing table without an expected number of rows has room for the first ones.
         assert!(memory(lsm, None, None).growth > 0);
         let disk = |kind, top_share| disk_bytes_for(kind, rows, 84, top_share).all();
         assert_eq!(disk(lsm, TOP_SHARE), 130_000_000);

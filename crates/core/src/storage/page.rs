@@ -1,7 +1,7 @@
 //! A page: rows, a directory of their keys, and a header that proves it.
 //!
-//! Format: `docs/formats/page.md`. A page is written once, whole, and never changed. Whoever reads
-//! one verifies it here first; nothing else in the engine looks at unverified bytes.
+//! Format: `docs/formats/page.md`. A page is written once, whole, and never changed. Every page
+//! that is read is verified here first; no other code looks at unverified bytes.
 
 use crate::error::{Error, ErrorKind, Result, bail};
 use crate::planted::{self, Bug};
@@ -112,7 +112,7 @@ impl PageLayout {
         (table, u64::from_le_bytes(key))
     }
 
-    /// How many rows a verified page holds.
+    /// Number of rows of a verified page.
     pub fn rows_in(&self, page: &[u8]) -> usize {
         usize::from(u16::from_le_bytes([page[22], page[23]]))
     }

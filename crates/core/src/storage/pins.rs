@@ -16,7 +16,7 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// Those of segments whose numbers rise.
+    /// The parts made of segments whose numbers rise.
     pub(crate) fn of_segments(ids: impl Iterator<Item = u32>) -> Self {
         let mut segments: Vec<(u32, u32)> = Vec::new();
         for id in ids {

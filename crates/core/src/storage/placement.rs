@@ -1,4 +1,4 @@
-//! Which rows lie together in frozen pages, and who freezes them.
+//! Placement of rows in frozen pages, and the unit that freezes them.
 
 use super::{SweptRow, Unit};
 use crate::error::Result;
@@ -11,7 +11,7 @@ pub(crate) struct Placement {
     pub rows: Vec<(u16, u64)>,
     /// The end in `rows` of each home page.
     pub page_ends: Vec<u32>,
-    /// Where in `replica_rows` each replica page begins, and where the last one ends; none without
+    /// Start of each replica page in `replica_rows`, and the end of the last one; empty without
     /// replicas.
     pub replica_starts: Vec<u32>,
     /// Rows of the replica pages, as places in `rows`.
@@ -21,7 +21,7 @@ pub(crate) struct Placement {
 /// The input of a freeze.
 #[derive(Clone, Debug)]
 pub(crate) struct FreezePlan {
-    /// Which rows lie together.
+    /// The placement of the rows.
     pub placement: Placement,
     /// The index names at most so many pages of a row, its home among them.
     pub candidates_max: usize,

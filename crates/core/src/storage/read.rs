@@ -1,5 +1,5 @@
-//! What passes between a storage and who reads rows from it: pages that may hold a row, in the
-//! order of the device, and what is found in them.
+//! The types that a storage and its readers exchange: pages that may hold a row, in the order of
+//! the device, and the result of looking into them.
 
 use crate::error::Result;
 use crate::io::File;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// A page of a storage. In order, neighbours lie side by side on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PageAddress {
-    /// Which of the storage's files, by a number of its own.
+    /// The file, by a number that the storage gives it.
     pub file: u16,
     /// Its number within the file.
     pub page: u32,
@@ -34,7 +34,7 @@ pub(crate) enum Found<'a> {
     Parked {
         /// Values and state.
         words: &'a [f32],
-        /// Since when it is dirty, by the cache's stamps.
+        /// The time since which it is dirty, as a stamp of the cache.
         dirty_since: u32,
         /// Stored copy that it outdates, 0 for none; `None` where the index tells.
         origin: Option<u32>,

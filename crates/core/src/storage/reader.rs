@@ -78,7 +78,7 @@ impl PageReader {
 
     /// Reads `pages` (sorted, distinct) and calls `each(page, bytes)` for every verified one, in
     /// order of completion. Blocks until all are done; the first error ends it after what is in
-    /// flight has finished. What a panic of `each` leaves in flight is waited for by the next read.
+    /// flight has finished. The next read waits for requests that a panic of `each` left in flight.
     pub(crate) fn read(
         &mut self,
         source: &dyn PageSource,

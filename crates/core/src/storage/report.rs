@@ -18,7 +18,7 @@ pub(crate) struct Written {
 /// Counts of a layout's merges since open, of those whose outcome was taken over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MergeCounts {
-    /// How many.
+    /// Number of merges.
     pub merges: u64,
     /// Rows and tombstones that they took out of the newest rows.
     pub taken: u64,
@@ -86,7 +86,7 @@ pub(crate) struct StorageStats {
     pub merged: MergeCounts,
 }
 
-/// How a layout spends memory.
+/// Memory use of a layout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StorageMemory {
     /// Bytes of the indexes and what is counted beside them.
@@ -113,15 +113,15 @@ pub(crate) struct Cut {
     pub position: u64,
     /// Bytes of indexes and `record`: what a new journal file holds of this layout.
     pub index_bytes: u64,
-    /// What a journal file that begins with this commit says of the layout, if that was wanted.
+    /// The layout's record in a journal file that begins with this commit, if it was wanted.
     pub record: Option<String>,
-    /// Into how many parts growing tables are divided, of those for which recovery must know.
+    /// Number of parts of each growing table whose division recovery must know.
     pub partitions: Vec<(u16, u32)>,
     /// The bytes written since open.
     pub written: Written,
 }
 
-/// How much room upkeep may count on.
+/// The room that upkeep may count on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SpaceBound {
     /// The layout may take so many bytes of the disk.

@@ -12,7 +12,7 @@ const FILLED_MIN: f64 = 0.75;
 const FILLED_SHARE: f64 = 0.95;
 const PAGE_BYTES_DEFAULT: usize = 4096;
 
-/// Which page sizes rows of a length may be given, whatever the device does.
+/// The page sizes allowed for rows of a length, whatever the device.
 struct Pages {
     alignment: usize,
     row_bytes: usize,

@@ -14,8 +14,8 @@ pub(crate) struct SweptRow<'a> {
     pub table: u16,
     /// Its key.
     pub key: u64,
-    /// Where this copy is stored, as an origin: the layout's own word, to ask whether it is still
-    /// the newest.
+    /// The place of this copy, as an origin: the layout's own word, to ask whether it is still the
+    /// newest.
     pub place: u32,
     /// Values and state.
     pub words: &'a [f32],

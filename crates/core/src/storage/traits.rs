@@ -1,5 +1,5 @@
-//! What the store asks of a layout, by concern. A layout implements each trait where its code for
-//! it lies; [`Storage`] is all of them.
+//! The interface that a layout offers to the store, by concern. A layout implements each trait next
+//! to the code behind it; [`Storage`] is all of them.
 
 use super::{
     Areas, Begun, Checked, Cut, DirtyRow, Finding, Found, Freeze, FreezePlan, OpenAt, PageAddress,
@@ -33,9 +33,9 @@ pub(crate) trait StorageRead {
     /// Hints that a key will be looked up soon.
     fn prefetch(&self, table: u16, key: u64);
 
-    /// Where the key of a miss is, without reading; pages that may hold it are added to `wants`. A
-    /// page that is in memory may not have reached the device yet, so it is never asked for.
-    /// `seen` are sorted wants whose pages held other keys: they are not asked for again.
+    /// Locates the key of a miss, without reading; pages that may hold it are added to `wants`. A
+    /// page that is in memory may not have reached the device yet, so it is never asked for. `seen`
+    /// are sorted wants whose pages held other keys: they are not asked for again.
     fn find(
         &mut self,
         table: u16,
@@ -45,8 +45,8 @@ pub(crate) trait StorageRead {
         wants: &mut Vec<Want>,
     ) -> Found<'_>;
 
-    /// Where the read of a row stands among those of others: rows that one page brings have the
-    /// same number, and pages lie in this order. 0 stands for a row that needs no read, such as one
+    /// Rank of the read of a row among those of others: rows of one page have the same number, and
+    /// numbers follow the order of the pages. 0 stands for a row that needs no read, such as one
     /// that waits to be written; `None` for one that was never written.
     fn read_order(&self, table: u16, key: u64) -> Option<u32>;
 
@@ -59,9 +59,9 @@ pub(crate) trait StorageRead {
     /// Checks that a verified page is the one that was last written in its place; else `Corrupt`.
     fn verify_newest(&self, at: PageAddress, page: &[u8]) -> Result<()>;
 
-    /// What a page that has arrived has for the key that it was wanted for. The class was not
-    /// locked meanwhile: so the row may wait, changed, or another copy may be the newest, and what
-    /// the page has would bring an old value back.
+    /// Looks in a page that has arrived for the key that it was wanted for. The class was not
+    /// locked meanwhile: so the row may wait, changed, or another copy may be the newest, and the
+    /// page's row would bring an old value back.
     fn resolve<'p>(
         &self,
         table: u16,
@@ -147,8 +147,8 @@ pub(crate) trait StorageWrite {
     /// is the newest stamp. May wait for the device.
     fn flush(&mut self, now: u32) -> Result<u64>;
 
-    /// Where a row should stand among others that are written together, the smallest number first;
-    /// all are 0 where rows are best written in the order in which they became dirty.
+    /// Rank of a row among others that are written together, the smallest first; all are 0 if rows
+    /// are best written in the order in which they became dirty.
     fn write_place(&self, table: u16, key: u64) -> u64;
 
     /// Whether rows are best written in the order of [`write_place`](Self::write_place).
@@ -255,15 +255,14 @@ pub(crate) trait StorageSpace {
     fn growth_for(&self, rows: u64, spare: u64) -> u64;
 
     /// Makes sure that `rows` more rows can be written and `spare` bytes are left, by taking up to
-    /// `grow_bytes` more of the disk. `Full` names what is missing. What was made ready before it
-    /// was noticed stays so, for the next one who asks; nothing else has changed.
+    /// `grow_bytes` more of the disk. `Full` names what is missing. Room made ready before the lack
+    /// was noticed stays ready for the next request; nothing else has changed.
     fn reserve(&mut self, rows: u64, spare: u64, grow_bytes: u64) -> Result<()>;
 
-    /// Gives free room back to the file system: as many bytes as are `wanted` by another class or
-    /// the journal, or, where nobody wants any, what the next epochs are not likely to need. What
-    /// the `unwritten` rows need stays, and `spare` bytes; what the `refused` rows will need once
-    /// they are asked for again stays, too, where upkeep itself does not lack it. Waits for writes
-    /// that are in flight.
+    /// Gives free room back to the file system: the bytes `wanted` by another class or the journal,
+    /// or, if that is `None`, the room that the next epochs are not likely to need. Room for the
+    /// `unwritten` rows and `spare` bytes stays; so does room for the `refused` rows when they are
+    /// asked for again, unless upkeep itself lacks it. Waits for writes that are in flight.
     fn give_back(
         &mut self,
         unwritten: u64,
@@ -278,9 +277,9 @@ pub(crate) trait StorageSpace {
 
 /// Upkeep: what moves rows so that room becomes free, in units.
 pub(crate) trait StorageUpkeep {
-    /// Releases what only commits before `released` have; what those before `oldest_kept` have
-    /// beside it stays for readers. What was deleted since pays for upkeep like what was written,
-    /// only now: before, it would have released nothing.
+    /// Releases what only commits before `released` have; what commits before `oldest_kept` have
+    /// beside it stays for readers. Rows deleted since the last call pay for upkeep like written
+    /// ones, but only now: earlier, upkeep would have released nothing.
     fn drop_commits_before(&mut self, released: u64, oldest_kept: u64);
 
     /// Notes that `rows` flushed rows pay for as much upkeep as keeps the files at their target
@@ -398,8 +397,8 @@ pub(crate) trait StorageUpkeep {
 
 /// Pinned commits: what they need stays, whatever commits are dropped.
 pub(crate) trait StoragePins {
-    /// What a journal file has to know that begins with the commit that was opened. Nothing has
-    /// changed since.
+    /// The facts that a journal file needs that begins with the opened commit. Nothing has changed
+    /// since.
     fn begun(&self) -> Begun {
         Begun::default()
     }
@@ -409,8 +408,9 @@ pub(crate) trait StoragePins {
         Parts::default()
     }
 
-    /// Where the file of pages has rows of the commit that was opened: rising ranges of offsets and
-    /// lengths, in whole blocks of `block_bytes`, a multiple of a page. Nothing has changed since.
+    /// The blocks of the file of pages that have rows of the opened commit: rising ranges of
+    /// offsets and lengths, in whole blocks of `block_bytes`, a multiple of a page. Nothing has
+    /// changed since.
     fn blocks(&self, block_bytes: u64) -> Vec<(u64, u64)> {
         let _ = block_bytes;
         Vec::new()
@@ -465,8 +465,8 @@ pub(crate) trait StorageBudget {
     /// dense table's has all its memory from the begin, as in a log unless it is packed.
     fn index_growth(&self, table: u16, expected: u64) -> u64;
 
-    /// That of several tables together, each with the rows that it is to have: what tables share
-    /// is looked at once.
+    /// The growth of the indexes of several tables together, each with the rows that it is to have:
+    /// parts that tables share are looked at once.
     fn index_growths(&self, tables: &mut dyn Iterator<Item = (u16, u64)>) -> u64 {
         tables.map(|(table, expected)| self.index_growth(table, expected)).sum()
     }
@@ -478,7 +478,7 @@ pub(crate) trait StorageBudget {
         0
     }
 
-    /// Takes these bytes. Who asked for them has made room.
+    /// Takes these bytes. The caller has made room for them.
     ///
     /// *Errors*: `Budget` when the machine does not have the memory.
     fn widen_indexes(&mut self, rows: u64) -> Result<()> {
@@ -508,7 +508,7 @@ pub(crate) trait StorageBudget {
         true
     }
 
-    /// How memory is spent.
+    /// Memory use.
     fn memory(&self) -> StorageMemory;
 }
 
@@ -517,8 +517,8 @@ pub(crate) trait StorageCounts {
     /// Counters, and what is stored.
     fn stats(&self) -> StorageStats;
 
-    /// Keys of a table that have a stored copy, at least so many. A storage that has a key in one
-    /// place alone knows how many they are.
+    /// Keys of a table that have a stored copy, at least so many. The number is exact if the
+    /// storage has each key in one place alone.
     fn rows_stored(&self, table: u16) -> u64;
 
     /// Bytes in use that newest copies do not fill.
@@ -548,10 +548,10 @@ pub(crate) trait StorageTables {
 /// A reader that moves to another commit. It is read meanwhile: the index of the next one is made
 /// beside its own.
 pub(crate) trait StorageRefresh {
-    /// What becomes the storage at a later commit: this one's `tables`, in the order of their ids,
-    /// to be changed by what the journal says from `epoch` on. First it has to be given a copy of
-    /// the index, by [`copy_more`](Self::copy_more). Copies that commits before `oldest` have are
-    /// not counted.
+    /// The recovery of this storage at a later commit: it begins with this commit's `tables`, in
+    /// the order of their ids, and is changed by the journal from `epoch` on. First it has to be
+    /// given a copy of the index, by [`copy_more`](Self::copy_more). Copies that only commits
+    /// before `oldest` have are not counted.
     ///
     /// *Errors*: `Budget` when the machine does not have the memory for a second index.
     fn go_on(
@@ -566,8 +566,8 @@ pub(crate) trait StorageRefresh {
     fn copy_more(&self, into: &mut dyn StorageRecovery) -> bool;
 }
 
-/// What stores the rows of a row class. Whoever holds the lock of the class has it alone; only
-/// reads of pages, sweeps under way and writes in flight go on without.
+/// The storage of the rows of a row class. The holder of the class lock has it alone; only page
+/// reads, sweeps under way and writes in flight go on without the lock.
 pub(crate) trait Storage:
     StorageRead
     + StorageSweeps

@@ -1,5 +1,5 @@
-//! What the integration tests share: a generator of decisions, a model that recomputes every row,
-//! and children that run a part of a test in a process of their own.
+//! Shared parts of the integration tests: a generator of decisions, a model that recomputes every
+//! row, and children that run a part of a test in a process of their own.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing that fails")]
 
 pub(crate) mod promises;
@@ -98,7 +98,7 @@ pub(crate) fn update(
     store.update(&[batch]).map(drop)
 }
 
-/// What a store must hold: the rows that were written, everything else initial.
+/// The rows that a store must hold: those that were written; every other row is initial.
 #[derive(Clone, Default)]
 pub(crate) struct Model {
     pub(crate) specs: Vec<TableSpec>,

@@ -1,5 +1,5 @@
-//! What a process that may be killed promised, in a file beside its store: written before and after
-//! each commit, so that it is known even where the pipe to the parent is cut off.
+//! Promises of a process that may be killed, in a file beside its store: written before and after
+//! each commit, so that they are known even if the pipe to the parent is cut off.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};

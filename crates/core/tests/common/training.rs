@@ -40,7 +40,7 @@ pub(crate) fn train_options(io: &str) -> StoreOptions {
     StoreOptions { io, keep: 3, ..options(1 << 20) }
 }
 
-/// What happens in a step, as a function of the step and of the process's life alone: after going
+/// The changes of a step, as a function of the step and of the process's life alone: after going
 /// back the same step is another.
 pub(crate) struct Step {
     updates: Vec<(usize, Vec<u64>, Vec<f32>)>,

@@ -34,19 +34,19 @@ impl Committed {
     }
 }
 
-/// What is known of a store whose trainers are killed.
+/// The expected state of a store whose trainers are killed.
 pub(crate) struct Witness {
     path: PathBuf,
     options: StoreOptions,
-    /// Where the promises of the next life begin.
+    /// The offset at which the promises of the next life begin.
     offset: u64,
     /// The commits that led to the last one, which is the last; the first is the empty store.
     line: Vec<Rc<Committed>>,
-    /// So many at the end of `line` are kept at least.
+    /// Least number of commits kept at the end of `line`.
     kept: usize,
 }
 
-/// What one life left.
+/// The result of one life.
 pub(crate) struct Verdict {
     /// It ended after a commit that it had not acknowledged.
     pub(crate) in_flight: bool,

@@ -28,7 +28,7 @@ const P: f64 = 0.5;
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     pub(super) rows: Range<usize>,
-    /// How many rows go to the left: whole pages.
+    /// Number of rows that go to the left: whole pages.
     pub(super) left: usize,
     pub(super) edges: Range<usize>,
     /// The places of its rows' pins.

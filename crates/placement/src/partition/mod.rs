@@ -47,7 +47,7 @@ pub enum Start<'a> {
     Order(&'a [u32]),
 }
 
-/// How to partition.
+/// Options of a partition.
 #[derive(Clone, Debug)]
 pub struct PartitionOptions<'a> {
     /// Rows of a full page.
@@ -162,7 +162,7 @@ pub fn partition(
     Placement::new(order, options.rows_per_page)
 }
 
-/// Which rows some query asks for together with another row.
+/// The rows that some query asks for together with another row.
 fn linked_rows(queries: Queries<'_>) -> Vec<bool> {
     let mut linked = vec![false; queries.num_rows()];
     for rows in queries.iter().filter(|rows| rows.len() > 1) {

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 /// One row weight of 1, in the fixed point in which weights are added up.
 pub(super) const WEIGHT_ONE: u32 = 1 << 8;
 
-/// Where the pins of rows are: those of a row at a place are `pins[starts[place]..]`, `lens[place]`
-/// of them, each the number of an edge within the part.
+/// The pins of rows: those of a row at a place are `pins[starts[place]..]`, `lens[place]` of them,
+/// each the number of an edge within the part.
 #[derive(Clone, Copy)]
 pub(super) struct Pins<'a> {
     pub(super) starts: &'a [usize],
@@ -42,7 +42,7 @@ pub(super) struct Sums<'a> {
 pub(super) struct Curve {
     keep: f64,
     need: Vec<f32>,
-    /// How many pages a side will be, in 2^-20.
+    /// Number of pages of a side, in 2^-20.
     scale: f32,
 }
 
@@ -129,8 +129,8 @@ pub(super) fn fill_bias(
     }
 }
 
-/// What a row of some weight w changes: with k = keep^w it gains
-/// (1 - k) · Σ (1/k - 1) - need(own)/k + need(other) by a change of sides.
+/// The effect of a row of some weight w: with k = keep^w it gains (1 - k) · Σ (1/k - 1) -
+/// need(own)/k + need(other) by a change of sides.
 #[derive(Clone, Copy)]
 struct Pull {
     scale: f32,

@@ -174,7 +174,7 @@ impl Levels<'_> {
     }
 }
 
-/// How many rows of a part go to the left: half of its pages, all of them full.
+/// Number of rows of a part that go to the left: half of its pages, all of them full.
 pub(super) fn left_of(rows: usize, rows_per_page: usize) -> usize {
     (rows.div_ceil(rows_per_page).div_ceil(2) * rows_per_page).min(rows)
 }

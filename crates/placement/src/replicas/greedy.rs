@@ -2,13 +2,13 @@
 //!
 //! Every query of the trace has a current cover, the page that serves each of its rows. A page is
 //! made around a base, of rows that the base's queries read other pages for; rows that are alone in
-//! their page count most, because such a page need not be read if the row lies here. What it saves
-//! is counted exactly in the covers of the base's queries: the pages of which it has every row that
-//! is asked for, less one for itself. (To count the other queries of its rows too would visit
-//! nearly the whole trace for each base, since hot rows are in most pages.) Then the covers of all
-//! queries change, and what other bases would save is less: a queue is keyed by what each saved
-//! when it was looked at last, and the first ones are looked at again until the first is up to date
-//! (lazy greedy, Minoux 1978).
+//! their page count most, because such a page need not be read if the row lies here. Its saving is
+//! counted exactly in the covers of the base's queries: the pages of which it has every row that is
+//! asked for, less one for itself. (To count the other queries of its rows too would visit nearly
+//! the whole trace for each base, since hot rows are in most pages.) Then the covers of all queries
+//! change, and other bases save less: a queue is keyed by the saving of each when it was looked at
+//! last, and the first ones are looked at again until the first is up to date (lazy greedy, Minoux
+//! 1978).
 
 use super::{Counter, ReplicaOptions, go_on, scores};
 use crate::error::Result;
@@ -128,7 +128,7 @@ fn choose(
     let scratches = (0..options.threads.clamp(1, BATCH_MAX)).map(|_| scratch());
     let mut scratches = scratches.collect::<Vec<_>>();
     let mut pages = Vec::new();
-    // How often covers have changed; what was found before counts no more.
+    // Number of changes of the covers; savings found before the last one are out of date.
     let mut now = 1;
     let mut batch_len = 1;
     let mut looked_at = 0;

@@ -27,8 +27,8 @@ pub fn memory_needed(
     num_rows * of_rows + pins * of_pins + queries * 8 + threads * of_thread + of_result
 }
 
-/// What [`other_partitions`](super::other_partitions) takes beside [`memory_needed`] of its choice,
-/// or beside a partition: orders, where their pages are, and the queue of these.
+/// The memory of [`other_partitions`](super::other_partitions) beside [`memory_needed`] of its
+/// choice, or beside a partition: orders, the places of their pages, and the queue of these.
 pub fn memory_of_partitions(num_rows: u64, rows_per_page: u64) -> u64 {
     let partitions = PARTITIONS as u64;
     partitions * (num_rows * 4 + num_rows.div_ceil(rows_per_page.max(1)) * (16 + 3 * 24))

@@ -29,7 +29,7 @@ use crate::trace::{Queries, Trace};
 /// Bases that a thread takes at a time.
 const BASES_PER_TASK: usize = 64;
 
-/// How many replicas, and how they are looked for.
+/// The number of replicas, and the effort of the search for them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReplicaOptions {
     /// Rows stored again, as a share of all rows, from 0 to 1: r of the paper, which goes to 0.8.
@@ -47,7 +47,7 @@ impl ReplicaOptions {
         Self { ratio, threads: 1, queries_per_row_max: 2_000 }
     }
 
-    /// How many pages of replicas a table of so many rows has at most: r · N / d, rounded down.
+    /// Largest number of replica pages of a table of so many rows: r · N / d, rounded down.
     pub fn num_pages(&self, num_rows: usize, rows_per_page: usize) -> usize {
         (num_rows as f64 * self.ratio / rows_per_page as f64) as usize
     }
@@ -139,7 +139,7 @@ pub fn connectivity(
     Ok(pages)
 }
 
-/// Whether a caller who has seen `pages` pages wants more of them.
+/// Whether a caller that has seen `pages` pages wants more of them.
 fn go_on(next: Next, pages: usize) -> Result<bool> {
     match next {
         Next::Continue => Ok(true),

@@ -5,7 +5,7 @@
 //! some partitions those are taken that save most, each after those before it, counted exactly in
 //! the covers of all queries. Each was made to serve many queries, so what it saves of those that
 //! it was learned from, it saves of others too; a page around one base learns its queries by heart.
-//! Where no page of a partition saves anything more, pages around bases follow.
+//! If no page of a partition saves anything more, pages around bases follow.
 
 use super::greedy::best_of;
 use super::{ReplicaOptions, go_on};
@@ -14,8 +14,8 @@ use crate::partition::{Next, PartitionOptions, partition};
 use crate::placement::Placement;
 use crate::trace::Queries;
 
-/// How many partitions there are to choose from. With 32 queries in a batch and a cache for a tenth
-/// of the rows, replicas for 80 % save half a per cent more of two or three real traces' pages with
+/// Number of partitions to choose from. With 32 queries in a batch and a cache for a tenth of the
+/// rows, replicas for 80 % save half a per cent more of two or three real traces' pages with
 /// twelve, and one less with four.
 pub(super) const PARTITIONS: usize = 8;
 /// Parts of the progress: what a partition takes, and choosing.

@@ -6,7 +6,7 @@ use crate::rows::Rows;
 use crate::shadow::Random;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// How many operations each thread does; fewer under a sanitizer, which `EMBEDROCK_STEPS` says.
+/// Number of operations of each thread; fewer under a sanitizer, which sets `EMBEDROCK_STEPS`.
 fn steps() -> u64 {
     std::env::var("EMBEDROCK_STEPS").ok().and_then(|steps| steps.parse().ok()).unwrap_or(20_000)
 }

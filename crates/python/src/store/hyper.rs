@@ -1,9 +1,9 @@
-//! What may change at every step of an optimizer, as one object.
+//! The hyperparameters that may change at every step of an optimizer, as one object.
 
 use super::core;
 use pyo3::prelude::*;
 
-/// Learning rate and the like: what may change at every step.
+/// The learning rate and the other hyperparameters that may change at every step.
 #[pyclass(frozen, module = "embedrock._core")]
 #[derive(Clone, Copy)]
 pub(crate) struct Hyper(pub(super) core::optimizer::Hyper);

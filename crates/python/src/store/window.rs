@@ -8,7 +8,7 @@ use embedrock_core as core;
 use pyo3::prelude::*;
 use std::time::Duration;
 
-/// How long a wait goes on before the interpreter is asked for signals.
+/// The time that a wait goes on before the interpreter is asked for signals.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 pub(super) fn announce(

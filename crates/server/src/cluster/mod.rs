@@ -24,7 +24,7 @@ pub(crate) struct View {
     pub(crate) map: Map,
     /// This server's number in it.
     pub(crate) me: usize,
-    /// How many maps there were, this one included.
+    /// Number of maps so far, this one included.
     pub(crate) epoch: u64,
 }
 

@@ -64,15 +64,15 @@ pub(crate) fn slot_of_name(name: &[u8]) -> u16 {
     crc16(tag.unwrap_or(name)) % SLOTS
 }
 
-/// What `table:{0017}` has at its end: the table's name, and the bucket between the braces as it
-/// was written.
+/// Splits `table:{0017}` into the table's name and the text between the braces, which should be a
+/// bucket.
 pub(crate) fn split_tag(name: &[u8]) -> Option<(&[u8], &[u8])> {
     let open = name.iter().position(|byte| *byte == b'{')?;
     let tag = name[open + 1..].strip_suffix(b"}")?;
     Some((name[..open].strip_suffix(b":")?, tag))
 }
 
-/// The bucket that four digits say.
+/// The bucket that four digits stand for.
 pub(crate) fn bucket_of_tag(tag: &[u8]) -> Option<u16> {
     let is_one = tag.len() == DIGITS && tag.iter().all(u8::is_ascii_digit);
     let number = || tag.iter().fold(0, |number, digit| number * 10 + u16::from(digit - b'0'));

@@ -111,7 +111,7 @@ fn shards(writer: &mut Writer<'_>, view: &View, is_tls: bool) {
     }
 }
 
-/// One line for each server. What servers of Redis know of each other is not known here.
+/// One line for each server. The facts that servers of Redis know of each other are unknown here.
 fn nodes(view: &View) -> String {
     let mut text = String::new();
     for (number, node) in view.map.nodes.iter().enumerate() {

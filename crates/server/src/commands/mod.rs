@@ -31,7 +31,7 @@ type Outcome = Result<(), Refusal>;
 /// A command as `COMMAND` describes it.
 pub(crate) struct Command {
     pub(crate) name: &'static str,
-    /// How many arguments with its name, or with a minus at least so many.
+    /// Number of arguments, the name included; negative if that is the least number.
     arity: i64,
     flags: &'static [&'static str],
     /// Places of the first key and the last, and how far keys are apart.

@@ -58,7 +58,7 @@ pub(crate) struct Queue {
     ends: Vec<usize>,
     /// Whether a request was refused: none of them will run.
     has_failed: bool,
-    /// How many have run.
+    /// Number of requests that have run.
     run: usize,
 }
 
@@ -123,7 +123,7 @@ impl Queue {
 
 /// Commands that run at once between `MULTI` and `EXEC`.
 const AT_ONCE: [&str; 6] = ["EXEC", "DISCARD", "MULTI", "WATCH", "QUIT", "RESET"];
-/// Those that are about the connection, whose replies would change in the midst of an array.
+/// Commands about the connection, whose replies would change in the midst of an array.
 const ALONE: [&str; 2] = ["HELLO", "AUTH"];
 
 /// Whether a request is to be queued now.

@@ -1,8 +1,8 @@
-//! `INFO`: what a server is and does, by the names that Redis has for it.
+//! `INFO`: the state and the counters of a server, by the names that Redis has for them.
 //!
-//! Monitors, balancers and clients look for fields by name. What Redis has and a store has not is
-//! told as what it is here (no replicas, no expired keys), or left out where there is nothing true
-//! to say. `docs/how-to/server.md` says what the less obvious ones mean.
+//! Monitors, balancers and clients look for fields by name. A field for something that Redis has
+//! and a store has not gets the value that is true here (no replicas, no expired keys), or is left
+//! out if there is none. `docs/how-to/server.md` explains the less obvious ones.
 
 use super::{Call, Outcome};
 use crate::refusal::Refusal;
@@ -36,8 +36,8 @@ const SECTIONS: [Section; 11] = [
     ("Keyspace", keyspace),
 ];
 
-/// What sections are about. The store is asked only where one needs it: whoever asks each second
-/// whether this is the primary waits for no writer.
+/// The sources of the sections. The store is asked only if a section needs it: a client that asks
+/// each second whether this is the primary waits for no writer.
 struct Facts<'a> {
     shared: &'a Shared,
     is_in_cluster: bool,

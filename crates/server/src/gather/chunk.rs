@@ -50,7 +50,7 @@ pub(crate) struct Views {
 }
 
 impl Views {
-    /// So many rows. *Panics* where there is not one initial row for each that is missing.
+    /// Views of `count` rows. *Panics* unless there is one initial row for each that is missing.
     pub(crate) fn new(
         rows: Box<dyn RowViews>,
         (count, row_bytes): (usize, usize),
@@ -104,7 +104,7 @@ impl fmt::Debug for Views {
 }
 
 impl Chunk {
-    /// How many bytes go out.
+    /// Number of bytes to send.
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Text(bytes) => bytes.len(),

@@ -41,7 +41,7 @@ pub(crate) struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// As many pieces as one call takes.
+    /// A message of as many pieces as one call takes.
     pub(crate) fn of(pieces: impl Iterator<Item = Piece<'a>>) -> Self {
         let (mut slices, mut bytes) = (Vec::with_capacity(8), 0);
         for piece in pieces.take(SLICES_MAX) {
@@ -105,7 +105,7 @@ pub(crate) struct ZeroCopy<H> {
 
 /// A completion of a send.
 enum Answer {
-    /// How many bytes it took, or an error; and whether its end follows.
+    /// The number of bytes it took, or an error; and whether its end follows.
     Result(i32, bool),
     /// The kernel is done with its memory, and whether it had copied it.
     End(bool),
@@ -163,9 +163,9 @@ impl<H> ZeroCopy<H> {
         self.take_answers(|_, _| {});
     }
 
-    /// Sends some of a message. What is sent must stay as it is until the kernel is done with it:
-    /// `hold` gives what keeps the first bytes of the message so, and is given their number.
-    /// `WouldBlock` when the socket takes nothing now. Where the kernel cannot send so, it copies.
+    /// Sends some of a message. The bytes sent must not change until the kernel is done with them:
+    /// `hold` gets their number and returns the owner of these first bytes of the message.
+    /// `WouldBlock` when the socket takes nothing now. If the kernel cannot send so, it copies.
     pub(crate) fn send(
         &mut self,
         socket: BorrowedFd<'_>,

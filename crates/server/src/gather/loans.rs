@@ -1,6 +1,6 @@
 //! Rows that are lent to the kernel for longer than a call, and the thread that ends that.
 //!
-//! A thread that serves may wait in a verb of the store for a writer who waits for rows that this
+//! A thread that serves may wait in a verb of the store for a writer that waits for rows that this
 //! same thread has lent, and a commit that waits for one may be between them. So rows are given
 //! back by a thread that never waits for the store.
 
@@ -11,14 +11,15 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How often it looks.
+/// The interval between two checks.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// A socket, to be cut off.
 pub(crate) type Socket = dyn AsFd + Send + Sync;
 
-/// What a thread sends without copies with. Held while chunks are shared with the kernel or come
-/// back from it, so that it is known who has them last; nobody waits for anything meanwhile.
+/// The ring with which a thread sends without copies. Held while chunks are shared with the kernel
+/// or come back from it, so that the last holder of each is known; no thread waits for anything
+/// meanwhile.
 pub(crate) type Ring = Mutex<ZeroCopy<Flight>>;
 
 /// A send that the kernel is not done with.
@@ -107,8 +108,8 @@ impl Loans {
     }
 }
 
-/// Gives back what is wanted or late and the kernel is done with, and cuts off who has it for too
-/// long. Returns how many.
+/// Gives chunks back that are wanted or late and that the kernel is done with, and cuts off
+/// connections that hold some for too long. Returns the number of chunks.
 fn tend(ring: &Ring) -> usize {
     let mut ring = ring.lock();
     // A later send may have learnt that an earlier one has ended, before its thread has.

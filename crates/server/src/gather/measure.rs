@@ -17,7 +17,7 @@ const TURN_BYTES: usize = 1 << 20;
 const PULLS_MOST: usize = 8;
 /// Turns of each mode, at least; the first one does not count.
 const TURNS_LEAST: usize = 2;
-/// How long a side waits for the other.
+/// The longest wait of a side for the other.
 const STALL: Duration = Duration::from_secs(10);
 /// Memory of the rows that a server measures with.
 const POOL_BYTES: usize = 8 << 20;

@@ -1,14 +1,15 @@
-//! How rows get from memory into a socket, in one of three modes.
+//! Sends rows from memory to a socket, in one of three modes.
 //!
 //! *Copy*: the engine copies rows into the reply, and the kernel copies that into the socket's
 //! buffer. *Vectored*: the kernel copies rows from where they lie, by their addresses. *Zero-copy*:
 //! it sends pages as they are, and tells when it is done with them; rows are sent from where they
-//! lie, or from the reply where a storage does not say where they lie.
+//! lie, or from the reply if a storage does not give their addresses.
 //!
-//! What a client sees is the same in all modes. Rows are lent out as [`RowViews`], which keep them
-//! as they are: to the end of the call in the vectored mode, and until the client's machine has
-//! acknowledged them in the zero-copy mode. A client that takes nothing has what is left copied out
-//! in the first, and is cut off in the second after [`VIEWS_HELD_MOST`], or [`VIEWS_WANTED_MOST`].
+//! A client sees the same in all modes. Rows are lent out as [`RowViews`], which keep them
+//! unchanged: to the end of the call in the vectored mode, and until the client's machine has
+//! acknowledged them in the zero-copy mode. If a client takes nothing, the remaining rows are
+//! copied out in the first, and the client is cut off in the second after [`VIEWS_HELD_MOST`], or
+//! [`VIEWS_WANTED_MOST`].
 //!
 //! Source: PetPS, sections 3.3 and 4.3 of the paper.
 
@@ -34,10 +35,10 @@ use std::os::fd::{AsFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a client may leave rows untaken that are lent to the kernel.
+/// The longest time that a client may leave rows untaken that are lent to the kernel.
 pub const VIEWS_HELD_MOST: Duration = Duration::from_secs(2);
-/// How long, where a writer waits for the room of rows that were replaced. A client that takes all
-/// may acknowledge it 200 ms later.
+/// The same, if a writer waits for the room of rows that were replaced. A client that takes all may
+/// acknowledge it 200 ms later.
 pub const VIEWS_WANTED_MOST: Duration = Duration::from_secs(1);
 
 /// The place of rows.

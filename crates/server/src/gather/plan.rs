@@ -1,4 +1,4 @@
-//! Which mode a server uses for which rows: the one that it was told, or what it has measured.
+//! The mode for rows of each size: the one that the user chose, or the best one measured.
 
 use super::measure::{Cost, Costs, Pool, Pull, measure};
 use super::{RowSource, ZeroCopy};
@@ -18,7 +18,7 @@ const PATIENCE_WITH_VIEWS: Duration = Duration::from_millis(35);
 /// more time from request to last byte.
 const GAIN: f64 = 0.9;
 
-/// How rows get from memory into a socket.
+/// The mode in which rows are sent from memory to a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Copied into the reply, and by the kernel.
@@ -176,7 +176,7 @@ impl Plan {
         self.fixed.or(measured.map(|(_, mode)| *mode)) == Some(Mode::ZeroCopy)
     }
 
-    /// How rows of so many bytes are sent whose storage lends them; `Copy`: they are not lent.
+    /// The mode for rows of so many bytes whose storage lends them; `Copy` if they are not lent.
     pub(crate) fn of_views(&self, row_bytes: usize) -> Mode {
         if !self.has_views {
             return Mode::Copy;

@@ -1,9 +1,9 @@
-//! Lines on standard error, or wherever a program's log goes, by whichever thread logs.
+//! Lines on standard error, or in a program's log, written by the thread that logs.
 //!
-//! There is no thread for it: the line is written when the call returns, so that the last one
-//! before a crash is there. A thread that finds another at it leaves its record, which that one
-//! writes, too. A pipe that nobody reads takes no more at some point: then lines wait, as many as
-//! there are places, and go out with a later one. Who has closed it gets nothing any more.
+//! No other thread writes them: the line is written when the call returns, so that the last one
+//! before a crash is there. A thread that finds another one writing leaves its record, which that
+//! one writes, too. A pipe that nobody reads becomes full: then lines wait, as many as there are
+//! places, and go out with a later one. A closed pipe gets nothing any more.
 
 use super::{Record, Waiting};
 use log::Level;
@@ -16,12 +16,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// A line is at most so long: what a pipe takes whole or not at all.
 const LINE_BYTES_MAX: usize = 4096;
 
-/// Where lines go, and the records that wait to be written.
+/// The file that lines go to, and the records that wait to be written.
 pub struct Lines {
     level: Level,
     waiting: Waiting<Record>,
     out: Mutex<Out>,
-    /// Whether there is nobody any more who could read them.
+    /// Whether no process is left that could read them.
     is_closed: AtomicBool,
 }
 
@@ -29,15 +29,15 @@ struct Out {
     file: File,
     /// Whether it is a file on a disk, which takes everything.
     is_regular: bool,
-    /// What was taken and is not written.
+    /// Bytes that were taken and are not written yet.
     left: Vec<u8>,
 }
 
-/// What became of an attempt to write.
+/// The result of an attempt to write.
 #[derive(Debug, PartialEq, Eq)]
 enum Progress {
     Written,
-    /// Who reads does not.
+    /// The reader does not read.
     Stuck,
     Closed,
 }
@@ -65,7 +65,7 @@ impl Lines {
 
     fn write_out(&self) {
         loop {
-            // Whoever is at it looks again once it has let go.
+            // The thread that writes looks again once it has released the lock.
             let Ok(mut out) = self.out.try_lock() else { return };
             if self.waiting.is_empty() && out.left.is_empty() {
                 return;

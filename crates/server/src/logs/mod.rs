@@ -1,10 +1,10 @@
-//! Where log lines go: places in which records wait without anybody waiting for a lock, and lines
+//! Destinations of log lines: places in which records wait without any wait for a lock, and lines
 //! on standard error.
 //!
-//! A thread of an event loop logs, and so do threads of the engine that hold its locks, so whoever
-//! logs never waits: not for another thread, not for who reads standard error, and in a forked
-//! child not for a lock that a thread of the parent had. A record that finds no place is counted,
-//! and the next line tells how many did.
+//! A thread of an event loop logs, and so do threads of the engine that hold its locks, so logging
+//! never waits: not for another thread, not for the reader of standard error, and in a forked child
+//! not for a lock that a thread of the parent had. A record that finds no place is counted, and the
+//! next line tells the count.
 
 mod lines;
 mod waiting;
@@ -15,16 +15,16 @@ pub use waiting::Waiting;
 use log::Level;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What a line says, taken from the call that logs it.
+/// The content of a line, taken from the call that logs it.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// How bad it is.
+    /// Its severity.
     pub level: Level,
-    /// What it is about, as `embedrock::store`.
+    /// Its subject, as `embedrock::store`.
     pub target: String,
-    /// What happened.
+    /// The event.
     pub message: String,
-    /// When, since 1970.
+    /// Its time, since 1970.
     pub unix_time: Duration,
     /// The name of the thread, empty for one without.
     pub thread: String,
@@ -37,7 +37,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// What a call of a macro of `log` says.
+    /// The content of a call of a macro of `log`.
     pub fn of(record: &log::Record<'_>) -> Self {
         Self {
             level: record.level(),

@@ -1,4 +1,4 @@
-//! Places where records wait for who passes them on.
+//! Places where records wait for the thread that passes them on.
 //!
 //! Each place has a lock that is only tried. One that is taken is passed by: a thread is at it, or
 //! was at it in the parent of this process. Nobody ever sleeps, and a process has no lock of all.
@@ -49,11 +49,11 @@ impl<T> Waiting<T> {
                 self.left_out.fetch_add(1, Ordering::Relaxed);
             }
         }
-        // Pairs with the swap in `take`: who finds it set finds the record.
+        // Pairs with the swap in `take`: a thread that finds it set finds the record.
         self.has_some.store(true, Ordering::SeqCst);
     }
 
-    /// Whether none waits. For who asks often.
+    /// Whether none waits. For frequent calls.
     pub fn is_empty(&self) -> bool {
         !self.has_some.load(Ordering::SeqCst)
     }

@@ -5,9 +5,9 @@
 //! between quotation marks: other arguments are ranges of the caller's buffer. It allocates for
 //! arguments that are there, never for what a length says.
 //!
-//! A request beyond a limit whose lengths are numbers is skipped: its bytes are for the caller to
-//! drop as they come, and it ends in what was wrong with it. What is no request, or announces more
-//! than may be skipped, is the end of its connection.
+//! A request beyond a limit whose lengths are numbers is skipped: the caller drops its bytes as
+//! they come, and it ends in the error. Bytes that are no request, or announce more than may be
+//! skipped, end their connection.
 
 use super::words::split_quoted;
 use crate::stream::HANDSHAKE;
@@ -39,7 +39,8 @@ pub(crate) enum Decoded {
     More,
     /// A request of so many bytes.
     Request(usize),
-    /// So many bytes of a request that is skipped. The next ones begin behind them.
+    /// The next bytes of a request that is skipped, by their number. The following ones begin
+    /// behind them.
     Part(usize),
     /// The last bytes of such a request, and what was wrong with it.
     Refused(usize, String),
@@ -49,7 +50,7 @@ pub(crate) enum Decoded {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Excess {
     Bytes,
-    /// So many.
+    /// The number of arguments.
     Arguments(usize),
 }
 
@@ -86,7 +87,7 @@ enum State {
     Count,
     /// The length of an argument.
     Length,
-    /// So many bytes of an argument, and the end of its line.
+    /// The bytes of an argument, by their number, and the end of its line.
     Bytes(usize),
     /// The same of a request that is skipped, of which so many bytes are left.
     Skipped { length: usize, left: usize },
@@ -396,17 +397,17 @@ pub(crate) struct Arguments<'a> {
 }
 
 impl<'a> Arguments<'a> {
-    /// Those that lie at `ranges` of `bytes`.
+    /// The arguments that lie at `ranges` of `bytes`.
     pub(crate) fn new(bytes: &'a [u8], ranges: &'a [Range<u32>]) -> Self {
         Self { bytes, ranges }
     }
 
-    /// How many there are.
+    /// Number of arguments.
     pub(crate) fn len(&self) -> usize {
         self.ranges.len()
     }
 
-    /// One of them, if there are so many.
+    /// An argument by its index, if there are so many.
     pub(crate) fn get(&self, index: usize) -> Option<&'a [u8]> {
         let range = self.ranges.get(index)?;
         Some(&self.bytes[range.start as usize..range.end as usize])

@@ -98,12 +98,12 @@ impl<'a> Writer<'a> {
         });
     }
 
-    /// So many replies follow.
+    /// The header of an array: its replies follow.
     pub(crate) fn array(&mut self, length: usize) {
         self.header(b'*', length);
     }
 
-    /// So many pairs of replies follow; of version 2 they are an array.
+    /// The header of a map: its pairs of replies follow; of version 2 it is an array.
     pub(crate) fn map(&mut self, pairs: usize) {
         match self.protocol {
             Protocol::Resp2 => self.header(b'*', pairs * 2),

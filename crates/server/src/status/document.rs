@@ -43,10 +43,10 @@ struct Server {
     /// Whether it stays at its commit, instead of following the newest.
     pinned: bool,
     threads: usize,
-    /// How rows get into sockets: what was asked for, and what is done.
+    /// The modes in which rows are sent: the user's choice, and those in use.
     gather: &'static str,
     gather_modes: String,
-    /// When the certificate expires, if there is one that says so.
+    /// The expiry of the certificate, if there is one that has a date.
     certificate_end_unix_s: Option<i64>,
     process_id: u32,
     uptime_s: f64,
@@ -73,7 +73,7 @@ struct Requests {
     errors: u64,
     received_bytes: u64,
     sent_bytes: u64,
-    /// Those that came at least once.
+    /// Counts of the commands that came at least once.
     by_command: BTreeMap<&'static str, u64>,
 }
 
@@ -90,7 +90,7 @@ struct Rows {
 struct StoreNow<'a> {
     name: String,
     path: &'a str,
-    /// When this was looked at.
+    /// The time of this look.
     unix_s: f64,
     commit: Option<Commit>,
     uncommitted: Uncommitted,

@@ -29,8 +29,7 @@ pub(super) struct Reading {
     pub(super) latency: Box<Counts>,
 }
 
-/// What is told of a moment: rates since the sample before. `None` where there was nothing to
-/// measure.
+/// The values of one moment: rates since the sample before. `None` if there was nothing to measure.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct Sample {
     pub(super) unix_s: f64,
@@ -96,7 +95,7 @@ fn rounded(value: f64) -> f64 {
 /// The samples of the last minutes.
 #[derive(Debug, Default)]
 pub(super) struct History {
-    /// How many samples have left.
+    /// Number of samples that were dropped.
     gone: u64,
     samples: VecDeque<Sample>,
 }
@@ -107,7 +106,7 @@ pub(super) struct Columns {
     every_s: f64,
     /// Number of the first sample here; they are numbered from 0.
     first: u64,
-    /// Number of the next sample that will be taken: what a reader asks for the next time.
+    /// Number of the next sample that will be taken: a reader asks from it the next time.
     next: u64,
     #[serde(flatten)]
     series: serde_json::Map<String, serde_json::Value>,

@@ -17,8 +17,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// The page. Everything is in it; it asks for `status.json` and for nothing else.
 pub(crate) const PAGE: &str = include_str!("page.html");
-/// What the page may do: run its one script, use its one style sheet, ask its own server. The
-/// hashes are of what is between the tags; a test holds them against the page.
+/// The rights of the page: run its one script, use its one style sheet, ask its own server. The
+/// hashes are of the content of the tags; a test compares them with the page.
 pub(crate) const PAGE_POLICY: &str = "default-src 'none'; \
     script-src 'sha256-b/G+LCMLAc1J0BN2SscdKr2ttoblcLNq96Qw80mpVUQ='; \
     style-src 'sha256-oT4zQeMphsQjrgRdE8F6a1UZxa8vwpvdpzLoW9wAYsM='; \
@@ -29,7 +29,7 @@ pub(crate) const PAGE_POLICY: &str = "default-src 'none'; \
 #[derive(Default)]
 pub(crate) struct Status(Mutex<Looks>);
 
-/// Guards itself alone; whoever has it waits for nothing.
+/// Guards itself alone; its holder waits for nothing.
 #[derive(Default)]
 struct Looks {
     history: History,
@@ -59,7 +59,7 @@ pub(crate) fn run(shared: &Arc<Shared>) {
     }
 }
 
-/// The counters of now, and the store. Where it tells nothing, its counters stand still.
+/// Reads the counters of now, and the store. If the store cannot be read, its counters stand still.
 fn look(shared: &Shared, before: Option<&Reading>) -> (Reading, Result<Seen, String>) {
     let stats = shared.store.stats();
     let last = |of: fn(&Reading) -> u64| before.map_or(0, of);

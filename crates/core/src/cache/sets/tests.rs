@@ -1,4 +1,4 @@
-//! Sets: what they take, and who may touch what.
+//! Sets: their limits, and the access that their locks allow.
 
 use super::*;
 

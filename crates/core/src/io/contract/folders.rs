@@ -190,7 +190,7 @@ fn a_file_with_names_elsewhere_is_copied_before_it_is_written_in_place() {
         create(&*medium, name, text);
         std::fs::hard_link(place.join(name), backup.join(name)).unwrap();
     }
-    // What a crash has left of a copy, and what is nobody's.
+    // A copy that a crash left unfinished; it belongs to no file.
     create(&*medium, "own-rows-0", b"left");
     let (guard, _lock) = guarded(&medium);
     assert!(!medium.list("").unwrap().contains(&"own-rows-0".to_owned()));
@@ -202,7 +202,7 @@ fn a_file_with_names_elsewhere_is_copied_before_it_is_written_in_place() {
     assert_eq!(std::fs::read(backup.join("rows-0")).unwrap(), long);
     assert_eq!(text_of(&guard, "rows-0")[..7], *b"changed");
     assert_eq!(std::fs::read(backup.join("state-1")).unwrap(), b"changed", "it is not copied");
-    // Who only reads leaves it as it is, and who removes it as well.
+    // Opening a file to read it, or removing it, makes no copy.
     drop(guard.open("head", OpenMode::ReadOnly).unwrap());
     assert_eq!(medium.state_of("head").unwrap().links, 2);
     guard.remove("head").unwrap();

@@ -68,10 +68,11 @@ pub(super) struct Device {
     pub(super) rng: Rng,
     pub(super) capacity: Option<u64>,
     pub(super) curve: Option<DeviceCurve>,
-    /// How the names of the files begin about which the device lies.
+    /// Prefix of the names of the files that the device lies about.
     pub(super) lies_about: String,
     pub(super) cut_after: Option<u64>,
-    /// How the names of some files begin, and how many of their syncs pass before the power goes.
+    /// Prefix of the names of some files, and the number of their syncs that pass before the power
+    /// goes.
     pub(super) cut_in_sync: Option<(String, u64)>,
     pub(super) off: bool,
     pub(super) faults: Injector,
@@ -269,7 +270,7 @@ impl Device {
             let own = self.names.iter().filter(|(name, _)| folder_of(name) == folder);
             self.durable_names.extend(own.map(|(name, file)| (name.clone(), *file)));
         }
-        // Those that a power cut may still bring back, in another directory.
+        // Files that a power cut may still bring back, in another directory.
         let lasting: HashSet<u64> = self.durable_names.values().copied().collect();
         let changed: HashSet<u64> = self.name_changes.iter().map(NameChange::file).collect();
         self.files.retain(|file, inode| {
@@ -489,7 +490,7 @@ impl Device {
         true
     }
 
-    /// How many waits a request of a queue is late: 0, or up to `most`.
+    /// Number of waits that a request of a queue is late: 0, or up to `most`.
     pub(super) fn delay(&mut self, most: usize) -> usize {
         if !self.faults.strikes(Fault::Latency) {
             return 0;

@@ -1,4 +1,4 @@
-//! Faults of a simulated device: probabilities, single faults, and how often each struck.
+//! Faults of a simulated device: probabilities, single faults, and counts of those that struck.
 
 use super::inode::{BLOCK_BYTES, sectors};
 use super::rng::Rng;
@@ -9,7 +9,7 @@ use std::ops::Range;
 const MILLION: u64 = 1_000_000;
 const FAULTS: usize = 13;
 
-/// How often each fault strikes, in parts per million of the operations that it may strike; all 0
+/// The probability of each fault, in parts per million of the operations that it may strike; all 0
 /// by default. The device's own generator decides, so that a seed replays.
 ///
 /// Through the first group a store must keep every row: a verb may fail with the error, the store
@@ -48,9 +48,9 @@ pub struct SimFaults {
     pub bit_flip: u32,
 }
 
-/// How often each fault of [`SimFaults`] struck since the device was made or rebooted, single
-/// faults included, and how often rare things happened without being asked for. A fault counts
-/// where it can be noticed: not a lost write of what was there already, say.
+/// Number of times each fault of [`SimFaults`] struck since the device was made or rebooted, single
+/// faults included, and number of rare events that happened without being asked for. A fault counts
+/// only if it can be noticed: a lost write of bytes that were there already does not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SimFired {
     /// Reads that failed.
@@ -106,7 +106,7 @@ pub(super) enum Fault {
 #[derive(Debug)]
 pub(super) struct Injector {
     chances: [u32; FAULTS],
-    /// How many further operations pass before a single fault strikes.
+    /// Number of further operations that pass before a single fault strikes.
     once: [Option<u64>; FAULTS],
     fired: SimFired,
     pub(super) rng: Rng,
@@ -157,7 +157,7 @@ impl Injector {
         &mut self.fired
     }
 
-    /// Whether `fault` strikes the operation at hand. Whoever lets it happen counts it.
+    /// Whether `fault` strikes the operation at hand. The caller counts it.
     pub(super) fn strikes(&mut self, fault: Fault) -> bool {
         if let Some(after) = &mut self.once[fault as usize] {
             if *after == 0 {
@@ -170,7 +170,7 @@ impl Injector {
         chance > 0 && self.rng.chance(chance, MILLION)
     }
 
-    /// Which parts of a request strike a device that lies: all of it, blocks that lie side by side,
+    /// The parts of a request that a lying device strikes: all of it, blocks that lie side by side,
     /// or some of its sectors. In order, relative to `offset`.
     pub(super) fn struck(&mut self, offset: usize, bytes: usize) -> Vec<Range<usize>> {
         let all: Vec<_> = std::iter::once(0..bytes).collect();

@@ -39,7 +39,7 @@ pub(super) struct Inode {
     changes: Vec<Change>,
     /// Writes that a queue handed over and that have not completed, by serial number.
     flying: BTreeMap<u64, (usize, Vec<u8>)>,
-    /// Which blocks have room of their own; others are holes.
+    /// Whether each block has room of its own; the others are holes.
     blocks: Vec<bool>,
     /// Blocks given back since the last sync: a power cut may bring them back.
     given_back: BTreeSet<usize>,
@@ -106,7 +106,7 @@ pub(super) fn sectors(offset: usize, bytes: usize) -> impl Iterator<Item = (usiz
     })
 }
 
-/// How many of `count` changes in order survive.
+/// Number of changes that survive, of `count` changes in order.
 pub(super) fn prefix(rng: &mut Rng, count: usize, eagerness: u64) -> usize {
     match eagerness {
         0 => 0,
@@ -122,7 +122,7 @@ pub(super) fn eagerness(rng: &mut Rng) -> u64 {
     [0, 1, 2, 4, 4, 6, 7, 8][rng.below(8)]
 }
 
-/// How many states each sector went through, by its number.
+/// Number of states that each sector went through, by its number.
 #[derive(Default)]
 struct States(Vec<u32>);
 
@@ -342,9 +342,9 @@ impl Inode {
         }
     }
 
-    /// What a failed sync does: each sector is stored in some state it went through, and counts as
-    /// clean from here on. A length that a write gave may be lost likewise. True when something is
-    /// seen now that no later sync alone would store.
+    /// The effect of a failed sync: each sector is stored in some state it went through, and counts
+    /// as clean from here on. A length that a write gave may be lost likewise. True if readers see
+    /// something now that no later sync alone would store.
     pub(super) fn lose_some(&mut self, rng: &mut Rng) -> bool {
         let eagerness = eagerness(rng);
         let mut states = States::default();

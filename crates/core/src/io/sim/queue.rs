@@ -19,7 +19,7 @@ struct Flight {
     request: Request,
     file: u64,
     serial: u64,
-    /// How many waits it is held back, unless somebody waits for nothing else.
+    /// Number of waits it is held back, unless a caller waits for nothing else.
     late: usize,
 }
 

@@ -28,7 +28,7 @@ impl Regions {
 impl Drop for Regions {
     fn drop(&mut self) {
         if let Some(Some(folder)) = self.0.get() {
-            // What stays is a folder of a test.
+            // A folder of a test may stay behind.
             let _ = std::fs::remove_dir_all(folder);
         }
     }

@@ -26,7 +26,7 @@ fn contents(medium: &SimMedium, name: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// What is found in `name` after each of many reboots, without repetition.
+/// Contents of `name` after each of many reboots, without repetition.
 fn outcomes(medium: &SimMedium, name: &str) -> Vec<Option<Vec<u8>>> {
     let mut all: Vec<_> = (0..SEEDS).map(|seed| contents(&medium.reboot(seed), name)).collect();
     all.sort();

@@ -97,7 +97,7 @@ impl Journal {
         self.cursor.is_some()
     }
 
-    /// How many files were begun.
+    /// Number of files begun so far.
     pub(super) fn files(&self) -> usize {
         self.files.len()
     }

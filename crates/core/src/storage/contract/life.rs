@@ -112,7 +112,7 @@ impl Life {
             written: 0,
             unjournaled: 0,
             unit: None,
-            // What is durable by update never waits.
+            // A storage that is durable by update never parks rows.
             parks: !subject.is_direct,
             units: 0,
             read: 0,
@@ -198,7 +198,7 @@ impl Life {
         };
         self.storage = recovery.finish(&at, self.file.clone(), &self.medium()).unwrap();
         pins.iter().for_each(|(pin, parts)| self.storage.pin(*pin, parts).unwrap());
-        // What it has written is left over.
+        // Anything written after that commit is left over.
         self.unit = None;
         self.tables.clone_from(&commit.tables);
         self.stored.clone_from(&commit.rows);
@@ -526,7 +526,7 @@ impl Life {
         self.unjournaled += per_unit;
         self.units += 1;
         loop {
-            // What the unit took may be written again, in the very places that it had.
+            // Rows that the unit took may be written again, in the very places that they had.
             self.parks = false;
             for _ in 0..self.random.below(60) {
                 let key = self.random_key();
@@ -629,7 +629,7 @@ impl Life {
         let rows = self.storage.parked() as u64 + self.storage.rows_of_cut();
         let spare = self.storage.room_for_upkeep(None);
         let wanted = self.random.one_in(2).then_some(1 << 20);
-        // What reads keep is known once files were removed.
+        // The bytes held for reads are known only once files were removed.
         self.storage.give_back(rows, 0, spare, Some(0)).unwrap();
         let (lacking, bytes) = (self.storage.lacking_bytes(rows, spare), self.storage.disk_bytes());
         self.storage.give_back(rows, 0, spare, wanted).unwrap();

@@ -59,7 +59,7 @@ impl Life {
             }
         }
         self.commit(keep);
-        // What is free is used again at once.
+        // All free room is given back, so that later writes reuse it at once.
         self.storage.give_back(0, 0, 0, Some(u64::MAX)).unwrap();
     }
 }

@@ -152,8 +152,8 @@ impl StorageUpkeep for ClassLog {
         let Cleaned { rows_moved, damage } = self.clean_pages(page, pages, residents)?;
         note(if pressure == Pressure::Tight { Branch::CleanedTight } else { Branch::Cleaned });
         let slots = u64::from(pages) * self.pages.layout.rows_per_page as u64;
-        // What reclaims nothing is paid for, too, or a stretch of live rows would be free. Of a
-        // leftover nothing is released now.
+        // Pages that reclaim nothing are paid for, too, or a stretch of live rows would be free.
+        // Cleaning a leftover releases nothing yet.
         let reclaimed = if leftover { rows_moved } else { slots - rows_moved.min(slots) } as f64;
         self.clean.credit -= reclaimed.max(pressure.victim_share() * slots as f64);
         if let Some(damage) = damage {
@@ -185,8 +185,8 @@ impl StorageUpkeep for ClassLog {
 /// The outcome of cleaning some pages of a segment.
 struct Cleaned {
     rows_moved: u64,
-    /// What was wrong with the first page that could not be read: it and those behind it were left
-    /// as they are.
+    /// The error of the first page that could not be read: it and the pages behind it were left
+    /// unchanged.
     damage: Option<Error>,
 }
 
@@ -254,8 +254,8 @@ impl ClassLog {
         self.clean.per_epoch = taken.max((3.0 * self.clean.per_epoch + taken) / 4.0);
     }
 
-    /// How much a log is pressed: within a bound, whether the slots that are free or will be by
-    /// commits alone are too few to wait.
+    /// The pressure on the log: within a bound, it is tight if the slots that are free, or will be
+    /// by commits alone, are too few to wait.
     fn pressure(&self, bound: SpaceBound) -> Pressure {
         match bound {
             SpaceBound::Beside => Pressure::Beside,
@@ -300,8 +300,9 @@ impl ClassLog {
             true => self.segments.kept_by_dirty_most(),
             false => self.segments.victim(pressure),
         }?;
-        // What no commit holds is released at once, if no such row keeps it. In a long epoch they
-        // would for long, and the segment would have to be gone through twice, and paid for.
+        // A segment that no commit holds is released at once, unless a dirty row's copy keeps it.
+        // In a long epoch such a copy would keep it for long, and the segment would have to be
+        // cleaned, and paid for, twice.
         self.clean.moves_dirty |=
             !tight && self.segments.spares_held() && !self.segments.is_held(id);
         let first = self.segments.first_page(id);
@@ -328,7 +329,7 @@ impl ClassLog {
         }
         let bytes: &[u8] = bytemuck::cast_slice(&chunk);
         let layout = self.pages.layout.clone();
-        // What a commit is writing is about to leave its old place anyway.
+        // Rows that a commit is writing are about to leave their old places anyway.
         let moves_dirty = self.clean.moves_dirty && !residents.are_being_written();
         if moves_dirty {
             note(Branch::CleanedDirty);
@@ -370,11 +371,11 @@ impl ClassLog {
         Ok(Cleaned { rows_moved: moved, damage })
     }
 
-    /// Rows of a victim's page; `None` for a page of a crashed epoch that holds no newest copy.
-    /// A segment that a crash left half written has pages that were never written, or in an earlier
-    /// filling: they are not damage as long as the index names no row of theirs.
-    /// Which pages of the unit the index names is found out for all of them at once, because that
-    /// takes a look at the whole index. Rows that are moved meanwhile leave only pages that check.
+    /// Rows of a victim's page; `None` for a page of a crashed epoch that holds no newest copy. A
+    /// segment that a crash left half written has pages that were never written, or written in an
+    /// earlier filling: they are no damage as long as the index names no row of theirs. The pages
+    /// of the unit that the index names are looked up all at once, because this scans the whole
+    /// index. Rows moved meanwhile leave only pages that pass their check.
     fn verified_rows(
         &self,
         page: &[u8],

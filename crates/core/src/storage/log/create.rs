@@ -24,7 +24,7 @@ const SEGMENTS_OF_OTHERS: u64 = 64;
 /// The future use of a row class, as far as it determines its segments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClassNeed {
-    /// How its rows are stored.
+    /// The storage layout of its rows.
     pub storage: StorageKind,
     /// Bytes of a row.
     pub row_bytes: usize,

@@ -63,10 +63,10 @@ impl StorageJournal for ClassLog {
 }
 
 impl ClassLog {
-    /// Where readers of the journal count the pages of the epoch from. They take it that of the
-    /// pages that were begun all but two are sealed, which is so with the streams alone: it is as
-    /// many pages earlier as there were append points for stretches. None in the first epoch of a
-    /// log, if that has fewer pages before it.
+    /// The page from which readers of the journal count the pages of the epoch. They assume that
+    /// all but two of the pages begun are sealed, which holds for the streams alone, so this is
+    /// earlier by the number of append points for stretches. `None` in the first epoch of a log
+    /// that has fewer pages before it.
     fn began_for_readers(&mut self) -> Option<u64> {
         let open = self.stretches_open();
         let most = std::mem::replace(&mut self.stretches_most, open);

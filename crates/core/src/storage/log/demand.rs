@@ -50,7 +50,7 @@ pub(super) const JOURNAL_BYTES_PER_ROW: u64 = 24;
 /// The facts about a storage, existing or not, that a plan of the budget needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Demand {
-    /// How its rows are stored.
+    /// The storage layout of its rows.
     pub kind: StorageKind,
     /// Bytes of a row.
     pub row_bytes: usize,
@@ -59,8 +59,7 @@ pub(crate) struct Demand {
 }
 
 impl Demand {
-    /// What the storage takes where its class has `bytes` of the budget; with 0 the least that
-    /// works.
+    /// The share of a class that gets `bytes` of the budget; 0 gives the smallest share that works.
     pub(crate) fn share_of(&self, bytes: u64) -> Share {
         let least = CHUNK_BYTES_MIN.max(self.page_bytes);
         let chunk_bytes = pow2_below((bytes / CHUNK_PER_CLASS) as usize)
@@ -70,7 +69,7 @@ impl Demand {
             row_bytes: self.row_bytes,
             chunk_bytes,
             chunks: if chunk_bytes == least { CHUNKS_MIN } else { CHUNKS },
-            // As many as a chunk stores.
+            // The number of rows that a chunk stores.
             parked_rows: (chunk_bytes / (self.row_bytes + ENTRY_BYTES)).max(PARKED_ROWS_MIN),
         }
     }

@@ -19,14 +19,14 @@ const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 /// Bits of a digit that are of the number; the next one says that more digits follow.
 const BITS: u32 = 5;
 const MORE: u64 = 1 << BITS;
-/// What is longer is left out: of the segments behind nothing is known then.
+/// The longest text. Digits beyond it are left out, and nothing is known of the segments behind.
 const BYTES_MAX: usize = 32 << 20;
 /// Pages that are open when a stream begins one: of all that were begun before, these alone may not
 /// be sealed yet.
 const OTHER_STREAMS: u64 = Stream::COUNT as u64 - 1;
 
-/// Writes the least sequence that each segment's first page can have, 0 where nobody knows: what
-/// each one differs from the one before, least digits first.
+/// Writes the least sequence that the first page of each segment can have, 0 if it is unknown, as
+/// differences from the segment before, least significant digits first.
 pub(super) fn encode(firsts: impl Iterator<Item = u64>) -> String {
     let mut text = String::new();
     for mut rest in steps(firsts) {

@@ -4,9 +4,9 @@
 //! Owns, for one row class: its file, its segments, the flush buffer, the open end of the log and
 //! the index of each of its tables. All of it is guarded by one lock of the owner, the class lock;
 //! page reads happen outside it, through a `PageReader`, protected by a read ticket. A stored copy
-//! is outdated by writing a newer one elsewhere, never in place. What changed in the index is
-//! handed out as deltas, which the journal keeps. With a schedule of the training, rows are written
-//! to the pages of the stretches that use them next (`staging.rs`).
+//! is outdated by writing a newer one elsewhere, never in place. Index changes are handed out as
+//! deltas, which the journal keeps. With a schedule of the training, rows are written to the pages
+//! of the stretches that use them next (`staging.rs`).
 
 mod changes;
 mod check;

@@ -50,11 +50,11 @@ struct RecoveredTable {
     id: u16,
     name: String,
     index: TableIndex,
-    /// Which pieces are missing; `None` when none are.
+    /// The missing pieces; `None` if there are none.
     missing: Option<Vec<bool>>,
 }
 
-/// How a recovery begins.
+/// The first epoch of a recovery, and the oldest commit it keeps.
 struct Begin {
     epoch: u64,
     /// The oldest commit that is kept.
@@ -272,8 +272,8 @@ impl LogRecovery {
         self.position_of(table).expect("the decoder checked the table")
     }
 
-    /// Rows of a dense table, stored at `first` and behind it. Where no commit before the target
-    /// is kept and all pieces are there, nothing but the index changes, and all rows at once.
+    /// Rows of a dense table, stored from `first` on. If no commit before the target is kept and no
+    /// piece is missing, only the index changes, and all rows are set at once.
     fn dense_rows(
         &mut self,
         table: u16,

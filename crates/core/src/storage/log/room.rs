@@ -1,9 +1,9 @@
 //! Room of a log on disk: made before it is used, and given back when it is not needed.
 //!
-//! Whoever has rows to write reserves first. Ready segments come before those that may have lost
+//! Room is reserved before rows are written. Ready segments come before those that may have lost
 //! their room, and these before a longer file. Room is given back in whole segments: at the end of
-//! the file by cutting it, elsewhere by a hole. Only free segments are, so nothing that a commit,
-//! a running read or a request in flight needs is touched.
+//! the file by cutting it, elsewhere by a hole. Only free segments are given back, so nothing that
+//! a commit, a running read or a request in flight needs is touched.
 
 use super::ClassLog;
 use super::segments::SegmentId;

@@ -1,4 +1,4 @@
-//! Which segments of a row class hold copies that must stay, and which may be written again.
+//! The state of each segment of a row class: whether its copies must stay or may be overwritten.
 //!
 //! A stored copy is *held* while it is the newest of its key or belongs to a commit that is kept.
 //! Only counts are kept: copies outdated during epoch e (the commit being prepared is number e)
@@ -12,8 +12,8 @@
 //! by cleaning, which could release nothing of them.
 //!
 //! A filling of a segment begins at its first page, and the sequences of a class rise with every
-//! page. So what was the newest page of the class when a filling began tells its pages from all
-//! that lay in their places before, and a page whose write was lost is noticed.
+//! page. So the newest sequence of the class at the start of a filling separates the pages of the
+//! filling from all that lay in their places before, and a page whose write was lost is noticed.
 //!
 //! A free segment is *ready*: it has room on disk and may be opened; *absent*: its room was given
 //! back, and it takes no disk until it is made ready again; or *unsure*, after recovery: nobody
@@ -41,7 +41,7 @@ const VICTIM_DEAD_SHARE_TIGHT: f64 = 0.03;
 /// Of a leftover no more than one in so many slots is newest.
 const SLOTS_PER_LEFT: u32 = 8;
 
-/// How much the log is pressed for room.
+/// The log's shortage of room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pressure {
     /// The disk has room.
@@ -143,7 +143,7 @@ pub(super) struct Sequences {
 }
 
 impl Sequences {
-    /// Those of a page.
+    /// The sequences of a page.
     pub(super) fn of_page(&self, page: u32) -> RangeInclusive<u64> {
         let id = page / self.pages_per_segment;
         let before = page % self.pages_per_segment - u32::from(id == 0);
@@ -317,8 +317,8 @@ impl Segments {
         (id + 1..self.count()).all(|behind| self.absent.contains(&behind))
     }
 
-    /// How many segments are left when the file is cut before `first`: absent ones before it go,
-    /// too.
+    /// Number of segments left when the file is cut before `first`; absent segments right before it
+    /// are cut off, too.
     pub(super) fn left_before(&self, first: SegmentId) -> u32 {
         let absent = |id: &SegmentId| self.absent.contains(id);
         first - (0..first).rev().take_while(absent).count() as u32
@@ -391,11 +391,12 @@ impl Segments {
         self.pages_of(id) * self.rows_per_page - segment.newest - segment.retained
     }
 
-    /// What cleaning a sealed segment is worth: its dead slots, less two for each retained one. A
-    /// retained copy keeps the whole segment until a later commit, and many of them say that the
-    /// newest copies, too, will be dead by then without any cleaning. Of a leftover it is all but
-    /// its newest copies. Nothing when that is too little for the work, when none is left to do
-    /// (there is no row to move, or it was cleaned in this epoch), or when it is to be spared.
+    /// The gain of cleaning a sealed segment: its dead slots, less two for each retained one. A
+    /// retained copy keeps the whole segment until a later commit, and many of them suggest that
+    /// the newest copies, too, will be dead by then without any cleaning. For a leftover it is all
+    /// slots but those of its newest copies. 0 if that is too little for the work, if no work is
+    /// left (there is no row to move, or it was cleaned in this epoch), or if the segment is to be
+    /// spared.
     fn reclaimable(&self, id: SegmentId) -> u32 {
         let segment = &self.segments[id as usize];
         if segment.state != State::Sealed || segment.newest == 0 || !self.may_be_cleaned(segment) {
@@ -636,7 +637,7 @@ impl Segments {
         self.pending_total
     }
 
-    /// Those of one segment.
+    /// The pending slots of one segment.
     fn pending(&self, id: SegmentId) -> u32 {
         let segment = &self.segments[id as usize];
         let waits = segment.state == State::Sealed
@@ -663,7 +664,7 @@ impl Segments {
         self.change(id, |segment| segment.damaged = is_damaged);
     }
 
-    /// Whether cleaning may look at a sealed segment in this epoch. What is pinned stays in any
+    /// Whether cleaning may look at a sealed segment in this epoch. A pinned segment stays in any
     /// case.
     fn may_be_cleaned(&self, segment: &Segment) -> bool {
         segment.cleaned != self.epoch && !segment.damaged && segment.pinned == 0

@@ -19,7 +19,7 @@ struct CopiedPage {
 pub(super) struct ReadPage<'a> {
     pub(super) number: u32,
     pub(super) bytes: &'a [u8],
-    /// How many rows it holds.
+    /// Number of rows it holds.
     pub(super) rows: usize,
 }
 
@@ -41,8 +41,8 @@ impl PageSnapshot {
         self.pages.file.name()
     }
 
-    /// Gives `each` every one of `pages` (sorted, distinct), in no useful order. What comes from
-    /// the device is verified, and that it is what was last written in its place.
+    /// Gives `each` every one of `pages` (sorted, distinct), in no useful order. Pages read from
+    /// the device are verified, and each must be the last one written in its place.
     pub(super) fn read(
         &self,
         pages: &[u32],

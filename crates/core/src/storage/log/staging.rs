@@ -13,7 +13,7 @@ use crate::storage::buffer::KeyHasher;
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
 
-/// How many stretches have an append point, and how many of them share one.
+/// Number of append points for stretches, and number of stretches that share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StretchPoints {
     /// Append points.

@@ -49,7 +49,7 @@ impl StorageStretches for ClassLog {
         if self.writer.stretch_points().is_none() {
             return Ok(());
         }
-        // What is left of the segment of one stretch is no room for rows of another.
+        // The rest of a segment of one stretch has no room for rows of another.
         let left = self.writer.pages_left_of_streams(&self.segments);
         self.make_segments(self.segments_for(rows, spare, left))
     }

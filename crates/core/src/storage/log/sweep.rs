@@ -9,8 +9,8 @@ use crate::storage::{
 };
 use std::sync::Arc;
 
-/// Where the newest copies were when somebody looked: of one table a bit for each slot, of all
-/// tables one for each page, which takes as much less memory as a page has rows.
+/// The places of the newest copies at one moment: a bit for each slot for one table, a bit for each
+/// page for all tables, which divides the memory by the number of rows of a page.
 pub(super) struct NewestCopies {
     bits: Vec<u64>,
     per_page: u32,
@@ -45,8 +45,8 @@ impl NewestCopies {
         (from..end).filter(|page| self.has_page(*page))
     }
 
-    /// Those of the first `rows` rows of a page that may be newest copies: of one table they were,
-    /// of all tables nobody has looked.
+    /// The ones of the first `rows` rows of a page that may be newest copies: exact for one table,
+    /// unchecked for all tables.
     pub(super) fn rows_of<'a>(
         &'a self,
         layout: &'a PageLayout,

@@ -111,8 +111,8 @@ impl ClassLog {
         !self.left_pages.is_empty() && self.left_pages.binary_search(&page).is_ok()
     }
 
-    /// What tells the rows that a page has from those that it had before its segment was filled
-    /// anew; `None` where its segment was cut off the file.
+    /// The first sequence of the filling that a page belongs to, which sets its rows apart from
+    /// those of earlier fillings; `None` if its segment was cut off the file.
     pub(crate) fn filling_of(&self, page: u32) -> Option<u64> {
         let is_there = self.segments.of_page(page) < self.segments.count();
         is_there.then(|| *self.segments.sequences_of(page).start())
@@ -190,9 +190,9 @@ impl ClassLog {
         self.index(table).candidate_sum(key)
     }
 
-    /// What reads the rows at `slots`, which [`slots_of`](Self::slots_of) gave under the same hold
-    /// of the lock. It has a copy of each page in memory that has one of them; others stay as they
-    /// are until the caller ends the read ticket that it has drawn under the same hold, too.
+    /// A reader of the rows at `slots`, which [`slots_of`](Self::slots_of) gave under the same hold
+    /// of the lock. It has a copy of each page in memory that has one of them; other pages stay
+    /// unchanged until the caller ends the read ticket that it has drawn under the same hold, too.
     pub(crate) fn top_reader(&self, slots: &[u32]) -> TopReader {
         let per_page = self.layout().rows_per_page as u32;
         let mut in_memory: Vec<u32> = self.writer.pages_in_memory().collect();

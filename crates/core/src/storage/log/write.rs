@@ -153,11 +153,10 @@ impl ClassLog {
         }
     }
 
-    /// Where a flushed row goes when rows are told apart: one whose last copy lived while less was
-    /// written than [`HOT_SHARE`] of the newest copies is taken for one that is rewritten as soon
-    /// again; one that cleaning had to move is not. (SepBIT, FAST'22: the last lifespan tells the
-    /// next.) Rows that are not told apart stay in that order, so that those that are read
-    /// together share pages.
+    /// The stream of a flushed row when rows are told apart: a row is expected to be rewritten soon
+    /// if less than [`HOT_SHARE`] of the newest copies was written while its last copy lived, and
+    /// if cleaning did not have to move that copy. (SepBIT, FAST'22: the last lifespan predicts the
+    /// next.) Rows that are not told apart stay in order, so that rows read together share pages.
     fn stream_of(&self, table: u16, key: u64, origin: Option<u32>) -> Stream {
         let old = match (origin, self.index(table)) {
             (Some(slot), _) => slot,

@@ -33,19 +33,19 @@ struct Chunk {
     rows: usize,
 }
 
-/// Which open end of the log a row is appended to.
+/// The append point of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stream {
     /// Flushed rows; when they are told apart, those that were rewritten soon the last time.
     Flushed = 0,
     /// Flushed rows whose last copy lived long.
     Cold = 1,
-    /// Rows that cleaning moves: what survived until then.
+    /// Rows that cleaning moves: those that are still live then.
     Moved = 2,
 }
 
 impl Stream {
-    /// How many there are.
+    /// Number of streams.
     pub(crate) const COUNT: usize = 3;
 }
 
@@ -68,7 +68,7 @@ pub(crate) struct Writer {
     layout: PageLayout,
     queue: Box<dyn Queue>,
     chunk_pages: u32,
-    /// Those of the streams, then those of stretches.
+    /// The append points of the streams, then those of stretches.
     points: Vec<AppendPoint>,
     staging: Option<Staging>,
     in_flight: Vec<(BufferId, u32, u32)>,

@@ -1,8 +1,8 @@
 //! The begin of a merge: whether one is due, which partitions it takes, what it may cost.
 //!
-//! Whoever asks has the class, and asks at every verb. So a refusal is remembered until something
-//! has changed, entries of the top are counted as they come and go, and the directory is looked
-//! through once. All reads are left to the first step.
+//! The caller holds the lock of the class, and asks at every verb. So a refusal is remembered until
+//! something has changed, entries of the top are counted as they come and go, and the directory is
+//! scanned once. All reads are left to the first step.
 
 use super::Lsm;
 use super::bottom::{BUILDER_BYTES_PER_ROW, Facts, MergePlan, Partition, Place, PlaceRange, Shape};
@@ -18,8 +18,8 @@ use std::time::Instant;
 
 /// Segments of rows that the top may have in any case.
 const TOP_SEGMENTS_MIN: u64 = 2;
-/// Where memory is short the top has one part in so many of its share. With less of it partitions
-/// would be written again for few rows.
+/// When memory is short, the top's share is divided by this. With less of it partitions would be
+/// written again for few rows.
 const PRESSED_PART: u64 = 2;
 /// Segments of the top in a partition.
 const SEGMENTS_PER_PARTITION: u64 = 8;
@@ -116,7 +116,7 @@ impl Lsm {
         let mut bytes = self.bytes_of_choice(&choice);
         let mut has_room = self.has_room_for(bytes, grow_bytes)?;
         if !has_room && choice.inputs.len() > 1 {
-            // One of a pair may have its room where both have not. First its memory goes.
+            // One partition may have room where a pair has not. First the memory of the pair goes.
             drop(choice);
             let Some(alone) = self.choose(drops_tombstones, false) else {
                 self.upkeep.drops_tombstones = drops_tombstones;
@@ -279,9 +279,9 @@ impl Lsm {
         Some(Choice { range, inputs: vec![partition], newest, found })
     }
 
-    /// What to merge, with what the top has of it: a range with tombstones where these are to go,
-    /// two partitions only where one `joins` another. `None` where the top has nothing that a merge
-    /// can take now.
+    /// The partitions to merge, and the entries of the top in their range. With `drops_tombstones`
+    /// the range is one with tombstones; two partitions are taken only if one `joins` the other.
+    /// `None` if the top has nothing that a merge can take now.
     fn choose(&mut self, drops_tombstones: bool, joins: bool) -> Option<Choice> {
         let tables: Vec<u16> = self.bottom.orders().tables().collect();
         let snapshot = Arc::clone(self.bottom.snapshot());
@@ -431,12 +431,12 @@ impl Lsm {
     /// Rows that a merge has the memory to take out of the top.
     fn slots_per_merge(&self) -> usize {
         let rows = self.upkeep.portion_bytes() / PORTION_BYTES_PER_ROW;
-        // What is taken leaves room for the filter of what is written.
+        // Rows taken leave memory for the filter of the rows written.
         if self.facts.merging.filters { rows / 2 } else { rows }
     }
 
-    /// Entries of the top in a range, of growing tables nearly: a part of an index that lies in two
-    /// ranges counts in the one where it begins.
+    /// Number of entries of the top in a range, approximate for growing tables: a part of an index
+    /// that lies in two ranges counts in the one where it begins.
     pub(super) fn entries_in(&self, range: PlaceRange) -> u64 {
         let of_table = |table| {
             let first = range.first.max(Place { table, ..Place::MIN });

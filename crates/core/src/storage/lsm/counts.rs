@@ -1,10 +1,10 @@
-//! How many entries of the top lie in the range of each partition.
+//! Number of entries of the top in the range of each partition.
 //!
 //! An entry is a place with a row in the top or with a tombstone; no place has both. They are
-//! counted as they come and go, so that whoever picks a partition looks at one number for each.
-//! What is there before counting begins is told by the index, which for growing tables is near: a
-//! part of it that lies in two ranges counts in the first. A merge that takes all that it finds
-//! makes the counts of its range exact.
+//! counted as they come and go, so that picking a partition reads one number for each. Entries from
+//! before counting began are counted by the index, approximately for growing tables: a part of it
+//! that lies in two ranges counts in the first. A merge that takes all entries it finds makes the
+//! counts of its range exact.
 
 use super::bottom::{Place, PlaceRange, Version};
 use std::ops::Range;
@@ -47,7 +47,7 @@ impl Beside {
     }
 }
 
-/// Which number counts a place.
+/// Index of the number that counts a place.
 fn at(version: &Version, place: Place) -> usize {
     version.find(place).unwrap_or(0)
 }
@@ -134,8 +134,8 @@ impl TopCounts {
         at(version, range.first)..at(version, range.last) + 1
     }
 
-    /// Which entries of its range the merge under way does not take: sorted places, and up to where
-    /// they are known. `None` where they are not known.
+    /// Entries of its range that the merge under way does not take: sorted places, complete up to
+    /// the second place. `None` if they are unknown.
     pub(super) fn beside(&mut self) -> Option<(&[Place], Place)> {
         match &mut self.beside {
             Some(beside) if beside.is_over => None,

@@ -41,8 +41,8 @@ impl StorageRead for Lsm {
         if self.tombstones.contains(place) && !self.top.is_parked(table, key) {
             return Found::Absent;
         }
-        // Where the top has no row, all its candidates of now hold other keys: those that were
-        // seen, and those whose pages are in memory. `resolve` compares them with those of then.
+        // If the top has no row, all its present candidates hold other keys: the pages in `seen`,
+        // and those in memory. `resolve` compares them with the candidates of that time.
         let hint = match self.is_dense(table) {
             true => 0,
             false => self.top.candidate_sum(table, key),

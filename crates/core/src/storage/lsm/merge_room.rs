@@ -77,18 +77,18 @@ impl Room for Shared {
 }
 
 impl MergeRoom {
-    /// That of a class of which nothing is written.
+    /// The room of a class of which nothing is written.
     pub(super) fn new(class: u16) -> Self {
         let shared = Shared { name: room_name(class), room: Mutex::default() };
         Self { shared: Arc::new(shared), lent: None, is_unsure: false }
     }
 
-    /// That of an earlier life, for one who may write. Nothing is changed before
+    /// The room left by an earlier process, for a process that may write. Nothing is changed before
     /// [`make_sure`](Self::make_sure).
     pub(super) fn find(medium: &dyn Medium, class: u16) -> Result<Self> {
         let room = Self::new(class);
         let name = &room.shared.name;
-        // What lies beside the store once partitions lie apart is no room for them.
+        // A room file in the store's folder is no room for partitions that lie apart.
         let home = medium.apart().map_or(medium, |apart| &**apart);
         let bytes = bytes_of(home, name)?;
         room.shared.room.lock().bytes = bytes.unwrap_or(0).next_multiple_of(BLOCK_BYTES);
@@ -96,8 +96,8 @@ impl MergeRoom {
         Ok(Self { is_unsure, ..room })
     }
 
-    /// Makes sure of the room that was found. What has none is given up, and so is what lies on
-    /// another device than partitions do.
+    /// Checks the room that was found. A file without room is given up, and so is one on another
+    /// device than the partitions.
     pub(super) fn make_sure(&mut self, medium: &dyn Medium) -> Result<()> {
         if !self.is_unsure {
             return Ok(());
@@ -130,7 +130,7 @@ impl MergeRoom {
         self.lent.unwrap_or_else(|| self.shared.room.lock().bytes)
     }
 
-    /// By how much it has to grow to have `bytes`.
+    /// Bytes by which it has to grow to have `bytes`.
     pub(super) fn growth_for(&self, bytes: u64) -> u64 {
         let has = self.bytes();
         if bytes <= has { 0 } else { (bytes - has).next_multiple_of(STEP_BYTES) }

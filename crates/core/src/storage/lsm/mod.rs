@@ -1,12 +1,12 @@
 //! The `lsm` layout: a log of the newest rows above one bottom of sorted partitions.
 //!
 //! The top is a [`ClassLog`] with its exact index, which the newest few per cent of the rows keep
-//! small. What it does not have is in one page of the [`bottom`], which the fences of a partition
+//! small. A row that is not there is in one page of the [`bottom`], which the fences of a partition
 //! name: 0.02 to 0.1 bytes of memory per row. Rows that are written often live and die in the top.
-//! A unit of upkeep takes the rows of one partition's range out of the top and writes the
-//! partition anew, without the class lock; one edit of the version puts it in the place of the old
-//! one. A key that is deleted while the bottom may have its row leaves a tombstone, in memory and
-//! in the journal, until a merge has dropped the row.
+//! A unit of upkeep takes the rows of one partition's range out of the top and writes the partition
+//! anew, without the class lock; one edit of the version puts it in the place of the old one. A key
+//! that is deleted while the bottom may have its row leaves a tombstone, in memory and in the
+//! journal, until a merge has dropped the row.
 //!
 //! A copy that the top still has of a row which a merge has taken shadows an equal row. So the edit
 //! comes first, and the copies are dropped afterwards, as slowly as the caller likes.
@@ -58,8 +58,8 @@ use std::sync::Arc;
 use tombstones::Tombstones;
 use upkeep::Upkeep;
 
-/// Origins from here on are of rows that the bottom has and the top has not. What they have more is
-/// the number of the partition; a row keeps it when that is merged, and nobody may rely on it.
+/// Origins from here on are of rows that the bottom has and the top has not. The excess is the
+/// number of the partition; a row keeps it when that is merged, so nothing may rely on it.
 const IN_BOTTOM: u32 = 1 << 31;
 
 /// The storage of one row class.
@@ -73,7 +73,7 @@ pub(crate) struct Lsm {
     changes: Changes,
     /// Reads under way.
     tickets: BTreeSet<u64>,
-    /// More than that of any read.
+    /// Larger than the ticket of any read.
     next_ticket: u64,
     upkeep: Upkeep,
     set_aside: SetAside,

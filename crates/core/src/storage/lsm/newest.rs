@@ -1,8 +1,8 @@
 //! The newest changes in a range, above the bottom: rows of the top and tombstones, in order.
 //!
-//! Which slots these are is looked up under the lock of the class; their pages are read without it,
-//! some groups at a time. A page has the table and key of its rows, so what a growing table's index
-//! cannot tell, it can.
+//! Their slots are looked up under the lock of the class; their pages are read without it, some
+//! groups at a time. The index of a growing table does not have the keys; a page has the table and
+//! key of each of its rows.
 
 use super::Lsm;
 use super::bottom::{Change, Changes, Newer, Orders, Place, PlaceRange};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// The tag of a deletion, which has no slot.
 pub(super) const TOMBSTONE: u32 = u32::MAX;
-/// Of so many rows and tombstones one part in this many are tombstones at most.
+/// Upper bound of the share of tombstones among rows and tombstones: one part in this many.
 const TOMBSTONE_PART: usize = 4;
 /// A merge goes on without so many pages of the top that cannot be read.
 const SKIPPED_MAX: usize = 64;
@@ -217,7 +217,7 @@ impl Newest {
                 (Ok(()), _) => {}
                 (Err(error), None) => return Err(error),
                 (Err(_), Some(skipped)) => {
-                    // Which of them it was, each page tells alone.
+                    // Reading each page alone finds out which of them failed.
                     let mut slots = slots.to_vec();
                     slots.sort_unstable();
                     for slots in slots.chunk_by(|a, b| self.top.page_of(*a) == self.top.page_of(*b))

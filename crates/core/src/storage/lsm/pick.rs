@@ -1,7 +1,7 @@
-//! Which partition is merged next, and with which neighbour.
+//! Picks the partition to merge next, and the neighbour to merge it with.
 //!
-//! *Source*: RecDB's compaction picker (section 4.3). `docs/decisions/0019-picking-merges.md` has
-//! what of it is here.
+//! *Source*: RecDB's compaction picker (section 4.3). `docs/decisions/0019-picking-merges.md`
+//! describes the part of it used here.
 
 use super::bottom::{Facts, Place};
 use crate::config::MergePicker;

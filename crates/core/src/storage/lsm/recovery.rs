@@ -1,8 +1,8 @@
-//! Recovery: what the journal says of one row class becomes its storage.
+//! Recovery: builds the storage of one row class from its records in the journal.
 //!
 //! The top is recovered as a log is. The record of the class has the version that a journal file
-//! begins with, edits follow. Which files the kept commits need is known by when an edit removed
-//! them.
+//! begins with, edits follow. The epoch in which an edit removed a file tells whether a kept commit
+//! needs it.
 
 use super::Lsm;
 use super::bottom::{Bottom, Edit, Numbered, Orders, Partition, Retired, Shape, Version};
@@ -61,8 +61,8 @@ impl LsmRecovery {
 
     fn edit(&mut self, edit: &Edit) -> Result<()> {
         let next = self.version.replay(edit)?;
-        // What is outdated in an epoch is needed by the commits before it, unless it came in that
-        // epoch, too: the writer has removed it then.
+        // Files outdated in an epoch are needed by the commits before it, unless they were added in
+        // the same epoch: the writer has removed those.
         if self.epoch > self.oldest {
             let retired = Retired::by(&self.version, edit, self.epoch).into_iter();
             self.retired.extend(retired.filter(|file| !self.added.contains(&file.number)));

@@ -1,8 +1,8 @@
 //! Room on disk: the top's, the files of partitions, and room for a merge.
 //!
-//! Changes leave room for one merge beside that of the top, so that a full storage can merge. What
-//! the file of the room lacks may be in files of partitions that commits alone give back. Where
-//! nobody asks for `spare` bytes, which are for upkeep, that room is not asked for either.
+//! Changes leave room for one merge beside that of the top, so that a full storage can merge. Room
+//! that its file lacks may be in files of partitions that commits alone give back. A caller that
+//! asks for no `spare` bytes, which are for upkeep, does not ask for that room either.
 
 use super::bottom::merge_bytes_most;
 use super::{IN_BOTTOM, Lsm};
@@ -36,7 +36,7 @@ impl StorageSpace for Lsm {
                  between commits, or use more tables with rows of other sizes"
             );
         }
-        // What a crash has left is in no count, and goes before the first change.
+        // Files that a crash has left are in no count, and are removed before the first change.
         self.tidy()?;
         let reserved = (|| {
             let left = self.reserve_for_merge(rows, spare, grow_bytes)?;
@@ -62,7 +62,7 @@ impl StorageSpace for Lsm {
         let growth = self.room_growth(unwritten, spare);
         if growth > 0 {
             let freed = before.saturating_sub(self.disk_bytes());
-            // Where nobody was refused the next change takes it of the disk.
+            // If no change was refused, the next one takes this room from the disk.
             if self.upkeep.merges_for_room() {
                 self.top.give_back(unwritten, 0, spare, Some(growth.saturating_sub(freed)))?;
             }
@@ -77,7 +77,8 @@ impl StorageSpace for Lsm {
         };
         let more = self.room.bytes().saturating_sub(needed);
         match wanted {
-            // What is about to be needed again stays where nobody asks for it.
+            // Room that is about to be needed again stays unless another class or the journal wants
+            // it.
             None if more <= needed => {}
             None => self.room.shrink(more)?,
             Some(wanted) => self.room.shrink(more.min(wanted.saturating_sub(given)))?,
@@ -136,7 +137,7 @@ impl Lsm {
         }
     }
 
-    /// By how much its file has to grow.
+    /// Bytes by which the file of the room has to grow.
     fn room_growth(&self, rows: u64, spare: u64) -> u64 {
         match self.lacking_for_merge(rows, spare) {
             0 => 0,

@@ -1,9 +1,9 @@
-//! Which of several pages to read for a row: frozen pages have replicas of some rows.
+//! Selection of one page to read for a row that lies in several: frozen pages have replicas.
 //!
 //! The fewest pages that have all rows of a batch are a minimum set cover, which is NP-hard. One
 //! pass reads few more (MaxEmbed, ASPLOS 2024, section 6.1): rows with the fewest pages come first,
-//! and for each that no chosen page has, the page is chosen that has most such rows. How many these
-//! are the wants of the batch tell, so no table from pages to rows is kept in memory.
+//! and for each that no chosen page has, the page is chosen that has most such rows. The wants of
+//! the batch give these counts, so no table from pages to rows is kept in memory.
 
 use crate::storage::{PageAddress, Want};
 use std::cell::RefCell;
@@ -29,7 +29,7 @@ struct Miss {
 #[derive(Debug, Default)]
 struct Scratch {
     misses: Vec<Miss>,
-    /// Which miss each want is of, by its place in `misses`.
+    /// Index in `misses` of the miss that each want belongs to.
     miss_of: Vec<u32>,
     /// The page of each want and its place, those of a page one behind the other.
     by_page: Vec<(PageAddress, u32)>,
@@ -40,7 +40,7 @@ struct Scratch {
     is_chosen: Vec<bool>,
 }
 
-/// Leaves one want of each miss that has several, where all of its pages have replicas: each has
+/// Leaves one want of each miss that has several, if all of its pages have replicas: then each has
 /// its row. Wants of a miss follow each other. Returns whether any was left out.
 pub(super) fn select(wants: &mut Vec<Want>, has_replicas: impl Fn(PageAddress) -> bool) -> bool {
     if wants.windows(2).all(|pair| pair[0].miss != pair[1].miss) {

@@ -1,10 +1,10 @@
 //! Unreadable places that merges leave alone.
 //!
-//! A merge copies what it reads, and what cannot be read is copied nowhere. Rows of a page of the
-//! top that cannot be read stay in the top, and the merge goes on without them. One that cannot
-//! read an old partition is abandoned. What is damaged is set aside until the storage is opened
-//! again: reads of its sound pages go on, and all else is merged on. An error of the device may
-//! pass, so its place is set aside only once it has failed again and again.
+//! A merge copies the rows it reads; unreadable rows cannot be copied. Rows of a page of the top
+//! that cannot be read stay in the top, and the merge goes on without them. One that cannot read an
+//! old partition is abandoned. A damaged place is set aside until the storage is opened again:
+//! reads of its sound pages go on, and all other places are still merged. An error of the device
+//! may pass, so its place is set aside only once it has failed again and again.
 
 use super::Lsm;
 use super::bottom::{Facts, PlaceRange, Unread, file_name};

@@ -59,7 +59,8 @@ impl StorageBudget for Lsm {
             // It is as large as it will be: the next freeze makes room for its own.
             return 0;
         }
-        // What is not a table's alone is a part of what was said of it before it was made.
+        // Index bytes that a table shares with others are part of the estimate made before it
+        // existed.
         let shared = self.shared_index();
         let growth = |(table, expected): (u16, u64)| {
             let now = self.top.index_bytes_of(table) + self.bytes_beside_index(table, shared);
@@ -117,7 +118,7 @@ impl Lsm {
         Shared { bytes, rows }
     }
 
-    /// What a table takes of them, in proportion to its rows in the bottom.
+    /// The part of a table in the shared index bytes, in proportion to its rows in the bottom.
     fn bytes_beside_index(&self, table: u16, shared: Shared) -> u64 {
         let rows = u128::from(self.bottom.snapshot().rows_of(table)) + 1;
         (u128::from(shared.bytes) * rows).div_ceil(shared.rows) as u64

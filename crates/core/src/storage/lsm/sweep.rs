@@ -2,8 +2,8 @@
 //!
 //! A sweep goes slice by slice. Under the lock of the class it takes the next range of one
 //! partition, and of the top what is newer there; without it, it reads both and puts them together.
-//! What is merged between two slices is found where it then is. Rows that are written meanwhile may
-//! come as they were or as they are, or not at all.
+//! Rows merged between two slices are found in their new places. Rows that are written meanwhile
+//! may come as they were or as they are, or not at all.
 
 use super::bottom::{Numbered, Partition, Place, PlaceRange};
 use super::frozen_sweep::FrozenSweep;
@@ -84,7 +84,7 @@ impl StorageSweeps for Lsm {
         if let Some(sweep) = any.downcast_mut::<FrozenSweep>() {
             return sweep.advance(self);
         }
-        // One of slots of the top has looked all up when it began.
+        // A sweep of slots of the top has looked all of them up when it began.
         let Some(sweep) = any.downcast_mut::<LsmSweep>() else { return };
         if sweep.slice.is_none() {
             sweep.slice = sweep.next.map(|first| self.slice(first));

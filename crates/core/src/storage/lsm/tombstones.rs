@@ -19,12 +19,12 @@ pub(super) struct Tombstones {
 }
 
 impl Tombstones {
-    /// How many there are.
+    /// Number of tombstones.
     pub(super) fn len(&self) -> usize {
         self.count
     }
 
-    /// True when there is none.
+    /// True if there are none.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
@@ -71,22 +71,22 @@ impl Tombstones {
         })
     }
 
-    /// How many there are in a range.
+    /// Number of tombstones in a range.
     pub(super) fn count_in(&self, range: PlaceRange) -> usize {
         if self.is_empty() { 0 } else { self.in_range(range).count() }
     }
 
-    /// How many there are of a table.
+    /// Number of tombstones of a table.
     pub(super) fn count_of(&self, table: u16) -> usize {
         self.positions.get(&table).map_or(0, BTreeSet::len)
     }
 
-    /// Bytes that it takes, about.
+    /// Approximate memory use in bytes.
     pub(super) fn memory_bytes(&self) -> usize {
         self.positions.len() * BYTES_PER_TABLE + Self::bytes_of(self.count)
     }
 
-    /// Bytes of so many.
+    /// Approximate memory use of `count` tombstones, in bytes.
     pub(super) fn bytes_of(count: usize) -> usize {
         count * BYTES_EACH
     }

@@ -14,7 +14,7 @@ const DEPTH: usize = 64;
 const LONGEST_PARTS: usize = 4;
 
 /// A merge that is about to begin. Its buffers and its first read are left to the first step, so
-/// that nobody waits for them who has the class.
+/// that the holder of the class lock does not wait for them.
 pub(super) struct Planned {
     pub(super) medium: Arc<dyn Medium>,
     pub(super) plan: MergePlan,
@@ -70,9 +70,9 @@ pub(super) struct MergeDone {
 /// Pages of the top.
 #[derive(Debug, Default)]
 pub(super) struct UnreadPages {
-    /// Those that could not be read, whose rows stay in the top.
+    /// Pages that could not be read, whose rows stay in the top.
     pub(super) skipped: Vec<(u32, Error)>,
-    /// Those that failed before by errors that may pass, and were not read now.
+    /// Pages that failed before by errors that may pass, and were not read now.
     pub(super) not_yet: Vec<u32>,
 }
 

@@ -1,8 +1,8 @@
 //! Upkeep: cleaning of the top, and merges of the top into the bottom.
 //!
-//! A merge is due when the top has more than its share of all rows. Which partition it takes is
-//! told in [`pick`](super::pick), how it begins in [`begin`](super::begin). Rows that come to the
-//! top pay for steps of the merge, as many as the bytes that they make it write.
+//! A merge is due when the top has more than its share of all rows. The choice of the partition is
+//! in [`pick`](super::pick), the start of the merge in [`begin`](super::begin). Rows that come to
+//! the top pay for steps of the merge, in proportion to the bytes that they make it write.
 
 use super::begin::Refused;
 use super::bottom::{Edit, Place, PlaceRange, Taken, Unread, file_name};
@@ -46,9 +46,9 @@ pub(super) struct Upkeep {
     pub(super) refused: Option<Refused>,
     /// Flushes, commits and plans since open: each may let a merge begin that was refused.
     events: u64,
-    /// Partitions that were merged with all that could be taken for them, since the last event.
-    /// What the top has of them is in pages in memory, or waits to be written again: one that is
-    /// merged for these would be merged for ever.
+    /// Partitions that were merged with all rows that could be taken for them, since the last
+    /// event. Their remaining rows in the top are in pages in memory, or wait to be written again:
+    /// merging a partition for these would never end.
     pub(super) spent: Vec<u32>,
     /// Whether the unit under way takes all that can be taken of its range.
     pub(super) takes_all: bool,
@@ -77,9 +77,9 @@ impl Upkeep {
         self.given_out.is_some_and(|unit| unit.takes(place))
     }
 
-    /// Memory of a unit, whether one is under way or not: what others took of it meanwhile they
-    /// would not give back when one begins. What is left of the last is a part of that, for the
-    /// next one begins when nothing is.
+    /// Memory of a unit, whether one is under way or not: memory that others took in between would
+    /// not be given back when the next unit begins. The rest of the last unit is a part of it, for
+    /// the next one begins only after that is gone.
     pub(super) fn memory_bytes(&self) -> u64 {
         let left = (self.taken.capacity() * size_of::<Taken>()) as u64;
         let of_next = (MERGE_PORTIONS * self.portion_bytes) as u64;
@@ -339,7 +339,7 @@ impl StorageUpkeep for Lsm {
         let (skipped, unread) = (unit.take_skipped(), unit.unread());
         self.note_pages(&skipped, &self.set_aside.pages_tried_again());
         let given_out = self.end_unit();
-        // What cannot be removed now is left over.
+        // A file that cannot be removed now is left over.
         let abandoned = unit.abandon().inspect_err(|_| self.upkeep.is_tidy = false);
         let room = self.room.take_back();
         let abandoned = abandoned.and_then(|()| self.refill(room));
@@ -435,7 +435,7 @@ impl Lsm {
         }
     }
 
-    /// What of so many bytes is left for the top, beside all that the room for a merge may lack.
+    /// The part of so many bytes left for the top, beside all that the room for a merge may lack.
     fn left_for_top(&self, bytes: u64) -> u64 {
         bytes.saturating_sub(self.bytes_below() + self.lacking_for_merge(0, 1))
     }
@@ -446,8 +446,9 @@ impl Lsm {
         self.upkeep.counts.left(self.bottom.snapshot().version(), place);
     }
 
-    /// Entries of the top in the range of each partition that an edit adds. All that the merge has
-    /// taken is there yet, whatever became of it meanwhile: a row that was deleted has a tombstone.
+    /// Number of entries of the top in the range of each partition that an edit adds. All rows that
+    /// the merge has taken still count, whatever happened to them since: a row that was deleted has
+    /// a tombstone.
     fn entries_after(&mut self, edit: &Edit, taken: &[Taken]) -> Vec<u64> {
         let Some((beside, until)) = self.upkeep.counts.beside() else {
             let added = edit.added.iter();

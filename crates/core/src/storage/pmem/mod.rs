@@ -3,8 +3,8 @@
 //!
 //! **Durable by update, outside the commit.** A change is durable when its verb returns, as far as
 //! the medium allows. So rows of such tables are never in the cache: the store reads and changes
-//! them through [`Region`], without the lock of the class. What commits, the journal and upkeep ask
-//! of a storage finds nothing to do here. `docs/decisions/0025` has the reasons.
+//! them through [`Region`], without the lock of the class. Commits, the journal and upkeep have
+//! nothing to do here. `docs/decisions/0025` has the reasons.
 
 mod place;
 mod recovery;
@@ -102,7 +102,7 @@ pub(crate) struct Pmem {
     /// `None` at a commit that is not the newest, which regions do not have, and in a reader whose
     /// region another process has open.
     tables: BTreeMap<u16, Option<Arc<Region>>>,
-    /// Those of them that grow.
+    /// The growing ones of these tables.
     growing: BTreeSet<u16>,
     /// Tables that were dropped since the last commit, which has them yet.
     dropped: Vec<u16>,
@@ -178,7 +178,7 @@ impl Pmem {
         self.tables.values().flatten()
     }
 
-    /// Into how many parts growing tables are divided: a region is one.
+    /// Number of parts of each growing table: a region is one.
     fn partitions(&self) -> Vec<(u16, u32)> {
         self.growing.iter().map(|table| (*table, 1)).collect()
     }

@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 const PREFIX: &str = "pmem-";
-/// What names of regions end with that are to take the place of others, and what `resize` of
+/// Suffix of the names of regions that are to replace others, and the suffix that `resize` of
 /// `crates/pmem` adds to it until they are whole.
 const RESIZED: &str = "resized";
 const UNFINISHED: &str = "resized.unfinished";
@@ -115,7 +115,7 @@ impl Place<'_> {
         Ok(made)
     }
 
-    /// Opens the region. Where it was moved to the folder apart, `writes` sets the link anew.
+    /// Opens the region. If it was moved to the folder apart, `writes` sets the link anew.
     pub(super) fn open(&self, row_bytes: usize, writes: bool) -> Result<Rows<Mapped>> {
         let own = self.own();
         let Some(path) = self.found()? else { return Err(self.missing()) };
@@ -130,7 +130,7 @@ impl Place<'_> {
             remove_name(&new.with_extension(UNFINISHED))?;
             self.separate(&path)?;
         }
-        // A region of an earlier version gets its checks from who may write it.
+        // A process that may write gives a region of an earlier version its checks.
         let opened = if writes { Rows::open(&path) } else { Rows::open_to_read(&path) };
         let rows = opened.map_err(|error| self.named(told(error)))?;
         let owner = rows.owner().map_err(|error| self.named(told(error)))?;

@@ -16,7 +16,7 @@ pub(crate) struct PmemRecovery {
     facts: ClassFacts,
     /// Names of tables.
     tables: BTreeMap<u16, String>,
-    /// Those of them that grow.
+    /// The growing ones of these tables.
     growing: BTreeSet<u16>,
     /// The position of the class before the last commit.
     began: Option<u64>,

@@ -1,8 +1,8 @@
 //! The rows of one table in its region, to be read and changed without the lock of the class.
 //!
-//! Reads take no lock. Who changes rows holds the [`Writer`] across reading, changing and putting
-//! back, so that changes of a table come one after the other. Beside them a thread moves displaced
-//! keys home (`rehome.rs`), but while a sweep is under way, which keys must not pass.
+//! Reads take no lock. A thread that changes rows holds the [`Writer`] across reading, changing and
+//! putting back, so that changes of a table come one after the other. Beside them another thread
+//! moves displaced keys home (`rehome.rs`), except during a sweep, which a moving key could escape.
 
 use super::place::Place;
 use super::rehome::Rehoming;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long no rows are lent out once a writer had to wait for row slots.
+/// Time without lending of rows after a writer had to wait for row slots.
 const LENDS_AGAIN: Duration = Duration::from_secs(5);
 
 /// Rows of a region where they lie.
@@ -173,7 +173,7 @@ impl Region {
         shortage.1.is_some_and(|noticed| noticed.elapsed() < LENDS_AGAIN)
     }
 
-    /// Which keys have a row. No row is read.
+    /// Tells for each key whether it has a row. No row is read.
     pub(crate) fn contains(&self, keys: &[u64], found: &mut [bool]) -> Result<()> {
         self.rows.contains(keys, found).map_err(|error| self.named(error))
     }
@@ -183,7 +183,7 @@ impl Region {
         Writer { region: self, _alone: self.writer.lock() }
     }
 
-    /// As [`Writer::put`], for who holds the writer already.
+    /// As [`Writer::put`], for a caller that already holds the writer.
     pub(crate) fn put_held(self: &Arc<Self>, keys: &[u64], words: &[f32], new: u64) -> Result<()> {
         if keys.is_empty() {
             return Ok(());
@@ -235,7 +235,7 @@ impl Drop for Region {
     fn drop(&mut self) {
         let is_sure = !self.is_unsure.load(Ordering::Relaxed);
         if is_sure && self.pid == std::process::id() {
-            // What cannot be noted is counted at the next opening.
+            // If the count cannot be noted, the next opening counts the rows.
             let _ = self.rows.end(self.count());
         }
     }

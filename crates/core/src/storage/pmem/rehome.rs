@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 /// Buckets between two looks at the clock.
 const BUCKETS: u64 = 64;
-/// How long it works at a time, and how often as long as that it waits then.
+/// The length of a slice of work, and that of the rest after it, in slices.
 const SLICE: Duration = Duration::from_micros(500);
 const REST: u32 = 19;
 /// Rests are no shorter, so that nothing is woken for next to no work.
 const REST_MIN: Duration = Duration::from_millis(5);
 
-/// How long it sleeps where nothing is to be done, if nobody wakes it.
+/// The longest sleep while there is nothing to do.
 const IDLE: Duration = Duration::from_secs(3600);
 
 /// The messages to the thread of a region.

@@ -6,7 +6,7 @@ use crate::error::{Error, Result, bail};
 use crate::io::{Medium, RegionFolders};
 use embedrock_pmem::{Geometry, resize_with};
 
-/// Which region, and what it shall be.
+/// The region to resize, and its new size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Resize<'a> {
     /// The store's seed of checksums.
@@ -48,7 +48,7 @@ pub(crate) fn resize(
                 path.display()
             );
         }
-        // Where it lay, unless somebody says where it shall lie.
+        // It is made where it was, unless the caller names another folder.
         let lost = place.lost_apart().filter(|_| folders.apart.is_none());
         let there = lost.as_deref().and_then(std::path::Path::parent);
         let folders = RegionFolders {
@@ -60,7 +60,7 @@ pub(crate) fn resize(
         made.set_mark_to_newest()?;
         return Ok((0, bytes));
     }
-    // Looks whose it is, too.
+    // This also checks which store owns it.
     drop(place.open(row_bytes, true)?);
     let Some(path) = place.found()? else { return Err(place.missing()) };
     let new = Place::beside(&path);

@@ -83,7 +83,7 @@ impl Region {
     fn explain_missing(self: &Arc<Self>, keys: &[u64], found: &[bool]) -> Result<()> {
         let missing = keys.iter().zip(found).filter(|(_, found)| !**found).map(|(key, _)| *key);
         let missing: Vec<u64> = missing.collect();
-        // With nobody who removes one, what is in a bucket is found.
+        // With no thread that removes one, every key of a bucket is found.
         let _alone = self.write();
         self.rows.check_keys(&missing).map_err(|error| self.named(error))
     }

@@ -15,7 +15,7 @@ fn marks(bytes: &[u8]) -> Vec<u8> {
     bytes.chunks(SECTOR_BYTES).map(|sector| sector[0]).collect()
 }
 
-/// What every reboot of a device finds, where it is the same.
+/// The contents that all reboots of a device find; they must be equal.
 fn stored(medium: &SimMedium, name: &str) -> Vec<u8> {
     let mut all = outcomes(medium, name);
     assert_eq!(all.len(), 1, "the reboots of {name} differ");
@@ -42,7 +42,7 @@ fn after_a_failed_sync_a_sector_is_stored_in_a_state_it_went_through() {
     assert_eq!(seen.into_iter().collect::<Vec<_>>(), wanted);
 }
 
-// What was written again after a failed sync was stored without what the same sector had lost.
+// A sector written again after a failed sync was stored without the bytes that it had lost before.
 #[test]
 fn a_sector_that_is_written_again_in_part_is_stored_whole() {
     for seed in 0..40 {

@@ -217,7 +217,7 @@ fn totals_are_sums_over_segments_after_any_operations() {
         let mut segments = Segments::new(8, ROWS, 1);
         let mut newest: Vec<u32> = Vec::new();
         let mut readers = Vec::new();
-        // What two streams are filling: the segment and its next slot.
+        // The segment that each of two streams is filling, and its next slot.
         let mut open: [Option<(SegmentId, u32)>; 2] = [None; 2];
         for step in 0..4_000u64 {
             let random = |n: u64| mix(step, seed << 8 | n);

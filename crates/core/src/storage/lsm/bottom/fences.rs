@@ -71,7 +71,7 @@ impl Fences {
 
     /// The fences that `encode` wrote. `Corrupt` for anything else, whatever it is.
     pub(crate) fn decode(bytes: &[u8], seed: u64) -> Result<Self> {
-        // There is none of the first page, so none is 0. Where bits are cut one is added.
+        // The first page has no fence, so no fence is 0. A cut fence ends in one additional bit.
         let most = |span: u128, shift| if shift == 0 { span } else { span << 1 | 1 };
         Cut::decode(bytes, seed, "fences", 1, 1, most).map(Self)
     }
@@ -97,7 +97,7 @@ pub(crate) struct FenceBuilder {
     page: Vec<u64>,
     /// The begins of pages, from the second on.
     begins: Vec<Begin>,
-    /// How many keys have two candidates as soon as so many bits are cut, and not before.
+    /// Number of keys that get a second candidate once so many bits are cut, but not with fewer.
     extra: [u64; 65],
     /// Fewer bits than this must be cut, or a position has three candidates.
     limit: u32,
@@ -153,7 +153,7 @@ impl FenceBuilder {
             + self.begins.capacity() * size_of::<Begin>()
     }
 
-    /// How many bits can be cut.
+    /// Number of bits that can be cut.
     fn shift(&self) -> u32 {
         let mut extra = 0;
         let too_many = |bits: &u32| {

@@ -70,7 +70,7 @@ fn every_position_has_its_page_among_at_most_two_candidates_and_hardly_ever_two(
                 extra += found.len() - 1;
             }
             assert!(extra << EXTRA_BITS <= positions.len(), "{what}: {extra} pages too many");
-            // What is not there costs no more, and nothing outside.
+            // Absent keys cost no more, and keys outside cost nothing.
             let mut random = Random(6);
             for _ in 0..1000 {
                 let position = positions[random.below(positions.len() as u64) as usize];

@@ -45,7 +45,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// That of a row class.
+    /// The shape of a row class.
     pub(crate) fn of(facts: &ClassFacts) -> Self {
         let ClassFacts { class, row_bytes, page_bytes, seed, merging, .. } = *facts;
         Self { class, page_bytes, row_bytes, seed, filters: merging.filters }
@@ -93,15 +93,15 @@ pub(crate) struct Section {
     pub table: u16,
     /// Their rank.
     pub rank: u8,
-    /// How their keys become positions.
+    /// Mapping of its keys to positions.
     pub order: TableOrder,
     /// The number of the first row, counted over the file.
     pub first_row: u64,
-    /// How many there are.
+    /// Number of rows.
     pub rows: u64,
     /// The begins of its pages.
     pub fences: Fences,
-    /// Which positions have no row.
+    /// The filter of positions without a row.
     pub filter: Option<Filter>,
 }
 

@@ -17,9 +17,9 @@ const CHECKSUM_BYTES: usize = 8;
 
 /// The place of a bound among the numbers.
 pub(super) struct Rank {
-    /// How many are at most the bound.
+    /// Number of elements that are at most the bound.
     pub(super) at_most: u32,
-    /// Whether the last of these equals it.
+    /// Whether the last of these equals the bound.
     pub(super) found: bool,
 }
 
@@ -67,12 +67,12 @@ impl Increasing {
         Self { len, low_bits, low, high, ones: ones.into() }
     }
 
-    /// How many numbers there are.
+    /// Number of elements.
     pub(super) fn len(&self) -> u32 {
         self.len
     }
 
-    /// How many numbers are at most `bound`, and whether the last of them equals it.
+    /// The number of elements that are at most `bound`, and whether the last of them equals it.
     pub(super) fn rank(&self, bound: u64) -> Rank {
         let upper = bound >> self.low_bits;
         if self.len == 0 || upper >= self.zeros() {
@@ -91,7 +91,7 @@ impl Increasing {
         Rank { at_most: from as u32, found: from > first && low(from - 1) == lower }
     }
 
-    /// How many ones `high` has from bit `begin` to the next zero.
+    /// The number of ones that `high` has from bit `begin` to the next zero.
     fn ones_from(&self, begin: usize) -> usize {
         let (mut word, skip) = (begin / 64, begin % 64);
         let mut ones =
@@ -104,7 +104,7 @@ impl Increasing {
         ones
     }
 
-    /// How many zeros `high` has.
+    /// The number of zeros of `high`.
     fn zeros(&self) -> u64 {
         match self.high.last() {
             // The last bit that counts is a zero behind the last one.
@@ -228,9 +228,9 @@ impl Cut {
         into.extend_from_slice(&sum.to_le_bytes());
     }
 
-    /// What `encode` wrote of numbers of which there are `before` fewer than its count says, from
-    /// `least` to what `most` says of the span of its positions, cut. `Corrupt`, naming `what` it
-    /// is, for anything else, whatever it is.
+    /// Decodes the output of `encode`, for `before` fewer numbers than its count says, from `least`
+    /// to the value of `most` for the cut span of its positions. `Corrupt`, naming it by `what`,
+    /// for any other input.
     pub(super) fn decode(
         bytes: &[u8],
         seed: u64,

@@ -62,7 +62,7 @@ pub(crate) struct MergePlan {
     pub range: PlaceRange,
     /// The partitions to merge, adjacent and in order.
     pub inputs: Vec<Arc<Partition>>,
-    /// At most so many changes will come.
+    /// Upper bound of the number of changes.
     pub changes: u64,
     /// The number of the first new file; the others follow it.
     pub first_number: u32,
@@ -75,12 +75,12 @@ pub(crate) struct MergePlan {
 }
 
 impl MergePlan {
-    /// How many rows may come.
+    /// Upper bound of the number of rows.
     fn rows(&self) -> u64 {
         self.inputs.iter().map(|input| input.facts().rows).sum::<u64>() + self.changes
     }
 
-    /// How many new files there are at most.
+    /// Upper bound of the number of new files.
     pub(crate) fn files(&self) -> Result<u64> {
         let layout = self.shape.layout(self.first_number)?;
         Ok(files_of_merge(self.rows(), &layout, self.target_bytes))
@@ -113,8 +113,8 @@ impl MergePlan {
     }
 }
 
-/// How many files a merge of so many rows makes at most, with `target_bytes` of pages each, beside
-/// one that may be left empty.
+/// Upper bound of the number of files that a merge of so many rows makes, with `target_bytes` of
+/// pages each, beside one that may be left empty.
 fn files_of_merge(rows: u64, layout: &PageLayout, target_bytes: u64) -> u64 {
     let pages = (target_bytes / layout.page_bytes as u64).max(1);
     rows.div_ceil(pages.saturating_mul(layout.rows_per_page as u64)).max(1)
@@ -234,7 +234,7 @@ pub(crate) struct Merge<C> {
     /// The source of space for new files, if not the device.
     room: Option<Arc<dyn Room>>,
     rows_per_file: u64,
-    /// So many rows that are appended leave an empty partition behind them.
+    /// Number of appended rows from which on an empty partition is left behind them.
     appended_min: u64,
     appended: Option<Appended>,
     /// The begin of the next file.

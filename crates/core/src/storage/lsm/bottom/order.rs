@@ -3,11 +3,11 @@
 //! Rows are in order of their [`Place`]: first by table, then by rank, then by position. The
 //! position of a row is its key in a dense table. In a growing one it is the mixed key, its bits in
 //! reverse, so that new keys fall into all partitions alike. [`mix`] is a bijection for a fixed
-//! salt. Hence two rows of one table and rank never share a place, and no tie has to be broken.
-//! The index of the log divides a growing table by the low bits of the mixed key. In reverse they
-//! are the upper ones of the position, so the keys of a part of the index lie side by side. The
-//! rank sets rows of a table apart that are read differently; whoever writes a row says its rank,
-//! 0 where there is none.
+//! salt. Hence two rows of one table and rank never share a place, and no tie has to be broken. The
+//! index of the log divides a growing table by the low bits of the mixed key. In reverse they are
+//! the upper ones of the position, so the keys of a part of the index lie side by side. The rank
+//! sets rows of a table apart that are read differently; the writer of a row gives its rank, 0 if
+//! it has none.
 
 use crate::error::{Result, bail};
 use crate::hash::{mix, unmix};
@@ -90,7 +90,7 @@ impl PlaceRange {
     }
 }
 
-/// How the keys of a table become positions.
+/// Mapping of a table's keys to positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TableOrder {
     /// The position is the key: of dense tables.
@@ -195,7 +195,7 @@ impl Orders {
         self.all.keys().copied().filter(|table| !self.is_dropped(*table))
     }
 
-    /// How many tables there are.
+    /// Number of tables.
     pub(crate) fn table_count(&self) -> usize {
         self.all.len() - self.dropped.len()
     }

@@ -2,7 +2,7 @@
 //! large buffers, which the device works on while the next one fills.
 //!
 //! The header is written last, when pages and footer are durable. Until then, and after any
-//! failure, the file is not a partition to anyone who opens it.
+//! failure, the file cannot be opened as a partition.
 
 use super::file::{Facts, Shape, encode_header, file_name, header_sum};
 use super::order::PlaceRange;
@@ -63,7 +63,7 @@ pub(super) struct PageWriter {
     file: Arc<dyn File>,
     layout: PageLayout,
     queue: Box<dyn Queue>,
-    /// Where its room on disk comes from, if not from the device.
+    /// Source of its room on disk, if that is not the device.
     room: Option<Arc<dyn Room>>,
     chunk: Option<Chunk>,
     /// Sealed pages.
@@ -72,7 +72,7 @@ pub(super) struct PageWriter {
     reserved: u64,
     /// Room is taken ahead of the rows up to here.
     most_ahead: u64,
-    /// A write failed: what of the file is right, nobody knows.
+    /// A write failed: the content of the file is unknown.
     failed: bool,
 }
 
@@ -110,7 +110,7 @@ impl PageWriter {
         self.room = room;
     }
 
-    /// At most so many pages will come: no room on disk is taken ahead of them for more.
+    /// Bounds the number of pages to come: no room on disk is taken ahead of them for more.
     pub(super) fn expect_pages(&mut self, pages: u64) {
         self.most_ahead = (1 + pages).saturating_mul(self.layout.page_bytes as u64);
     }
@@ -120,7 +120,7 @@ impl PageWriter {
         self.file.name()
     }
 
-    /// Where things lie in its pages.
+    /// The layout of its pages.
     pub(super) fn layout(&self) -> &PageLayout {
         &self.layout
     }
@@ -285,7 +285,7 @@ impl PageWriter {
     /// Gives the file up and removes it.
     pub(super) fn abandon(self, medium: &dyn Medium) -> Result<()> {
         let name = file_name(self.shape.class, self.number);
-        // What is in flight ends first.
+        // Requests in flight end first.
         drop(self);
         medium.remove(&name)
     }
@@ -294,7 +294,7 @@ impl PageWriter {
 /// Writes a footer piece by piece.
 pub(super) struct FooterWriter {
     file: Arc<dyn File>,
-    /// Where the next piece goes.
+    /// Offset of the next piece.
     at: u64,
     begins: u64,
     piece: Vec<u8>,

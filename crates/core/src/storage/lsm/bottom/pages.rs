@@ -51,7 +51,7 @@ impl Slot {
 }
 
 impl OpenPartitions {
-    /// How many can be open at once: page addresses have so many numbers beside 0.
+    /// Largest number of open partitions: page addresses have so many file numbers beside 0.
     pub(crate) const COUNT_MAX: usize = u16::MAX as usize;
 
     /// An empty table of partitions with such pages.

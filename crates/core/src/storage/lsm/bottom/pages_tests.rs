@@ -1,4 +1,4 @@
-//! Numbers of open partitions beside a plain list of who may still use them.
+//! Numbers of open partitions beside a plain list of the reads that may still use them.
 
 use super::file::Facts;
 use super::pages::OpenPartitions;

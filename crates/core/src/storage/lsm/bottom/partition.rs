@@ -1,6 +1,6 @@
 //! An open partition: which page may hold a row, whether a page is sound, where in it a row is.
 //!
-//! Opening reads the header and the footer; pages are read by whoever wants rows.
+//! Opening reads the header and the footer; pages are read when rows are asked for.
 
 use super::candidates::Candidates;
 use super::file::{self, Body, Facts, Section, Shape, damaged};
@@ -35,7 +35,7 @@ impl Partition {
         Ok(Self { facts: *facts, layout, file, body })
     }
 
-    /// What it is.
+    /// The facts about it.
     pub(crate) fn facts(&self) -> &Facts {
         &self.facts
     }
@@ -45,7 +45,7 @@ impl Partition {
         &self.file
     }
 
-    /// Where things lie in its pages.
+    /// The layout of its pages.
     pub(crate) fn layout(&self) -> &PageLayout {
         &self.layout
     }
@@ -77,13 +77,13 @@ impl Partition {
         sorted.chain(frozen.iter().map(|table| (table.table, table.rows)))
     }
 
-    /// How many of its pages, the first ones, have rows at home: all but the replicas of a frozen
-    /// one.
+    /// Number of pages with rows at home, the first ones of the file: all but the replicas of a
+    /// frozen partition.
     pub(crate) fn home_pages(&self) -> u32 {
         self.frozen().map_or(self.facts.pages, |frozen| frozen.home_pages)
     }
 
-    /// At most so many pages are named of a row, if it is frozen.
+    /// Largest number of pages that the index names of a row, if it is frozen.
     pub(crate) fn candidates_max(&self) -> Option<usize> {
         self.frozen().map(|frozen| frozen.candidates_max)
     }
@@ -269,7 +269,8 @@ impl Partition {
         let rows = self.layout.rows_in(bytes);
         match (0..rows).find(|at| self.layout.entry(bytes, *at) == wanted) {
             Some(at) => Ok(Some(self.layout.row(bytes, at))),
-            // What a dense table's index names has the row: without it the initial one would come.
+            // A page that the index of a dense table names has the row: without this check the
+            // initial row would be returned.
             None if of.order == TableOrder::ByKey
                 && frozen.candidates(place).pages().contains(&page) =>
             {

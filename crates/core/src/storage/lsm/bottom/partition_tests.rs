@@ -520,7 +520,7 @@ fn the_version_tells_of_filters() {
     }
     let medium = SimMedium::new(1);
     let mut dense = Model::new();
-    // Where every id has a row there is nothing to spare.
+    // If every id has a row, a filter saves nothing.
     (3..90).for_each(|id| insert(&mut dense, &FILTERED, 0, 0, id, 1));
     write(&medium, &FILTERED, 1, 5, &dense).unwrap();
     assert_eq!(medium.contents(NAME)[6], 1);

@@ -1,4 +1,4 @@
-//! What a merge takes of the disk, beside what is said of it before.
+//! Disk room that a merge takes, compared with the bound computed before it.
 
 use super::file::Shape;
 use super::merge::{Merge, MergePlan, Merged, merge_bytes_most};
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// So many bytes, of which nothing lies on the device.
+/// A number of bytes, of which nothing lies on the device.
 struct Counted(Mutex<u64>);
 
 impl Room for Counted {
@@ -65,7 +65,7 @@ impl Case {
         Self { shape, old, changes, target_bytes }
     }
 
-    /// What is said of it before.
+    /// The bound computed before the merge.
     fn most(&self) -> u64 {
         let rows = (self.old.len() + self.changes.len()) as u64;
         let layout = self.shape.layout(1).unwrap();

@@ -1,6 +1,6 @@
 //! The bottom as it is read, and the files behind it.
 //!
-//! Whoever reads keeps a snapshot, which nothing changes; a merge makes the next one. The file of a
+//! A reader keeps a snapshot, which never changes; a merge makes the next one. The file of a
 //! partition that an edit has removed stays until no kept commit from before the edit is left.
 
 use super::candidates::Candidates;
@@ -25,7 +25,7 @@ pub(crate) struct Numbered {
     pub partition: Arc<Partition>,
 }
 
-/// What a page has of a place.
+/// The result of looking for a place in a page.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Looked<'p> {
     /// Its row.
@@ -60,7 +60,7 @@ impl Snapshot {
         self.rows.get(&table).copied().unwrap_or(0)
     }
 
-    /// Which partitions there are.
+    /// Its list of partitions.
     pub(crate) fn version(&self) -> &Version {
         &self.version
     }
@@ -96,15 +96,15 @@ impl Snapshot {
         })
     }
 
-    /// Where the first page that may hold the row at `place` stands among all pages, which follow
-    /// each other as their rows do; `None` where no page may hold it.
+    /// Rank of the first page that may hold the row at `place` among all pages, which follow each
+    /// other as their rows do; `None` if no page may hold it.
     pub(crate) fn order_of(&self, place: Place) -> Option<u32> {
         let at = self.version.find(place)?;
         let page = *self.partitions[at].partition.candidates(place).pages().first()?;
         Some(self.version.order_of(at, page))
     }
 
-    /// What a verified page, which was a candidate of `place` when its read began, has of it now.
+    /// Looks for `place` in a verified page, which was a candidate of it when its read began.
     pub(crate) fn find<'p>(
         &self,
         place: Place,
@@ -134,7 +134,7 @@ pub(crate) struct Retired {
 }
 
 impl Retired {
-    /// What `edit`, an edit of `version`, retires.
+    /// The files that `edit`, an edit of `version`, retires.
     pub(crate) fn by(version: &Version, edit: &Edit, epoch: u64) -> Vec<Self> {
         let removed: BTreeSet<u32> = edit.removed.iter().copied().collect();
         let leave = version.partitions().iter().filter(|facts| removed.contains(&facts.number));
@@ -305,11 +305,11 @@ impl Bottom {
             open.remove(&number).unwrap_or_else(|| panic!("partition {number} is not open"))
         };
         let partitions = version.partitions().iter().map(|facts| facts.number).map(take).collect();
-        // What is left over of the old ones is what the edit removes.
+        // The old partitions that remain are those that the edit removes.
         for left in open.values() {
             self.pages.leave(left.number, next_ticket);
         }
-        // What this very epoch has added is in no commit.
+        // Partitions added in this very epoch are in no commit.
         if self.added_epoch != epoch {
             self.added.clear();
             self.added_epoch = epoch;

@@ -219,7 +219,8 @@ fn random_lives_give_the_rows_of_a_plain_map_at_hardly_more_than_a_page_each() {
             fixture.bottom.remove_files().unwrap();
             fixture.assert_disk_bytes();
         }
-        // What readers have kept reads as it did, though most of the files have no name any more.
+        // Snapshots that readers kept read as before, though most of the files have no name any
+        // more.
         while !held.is_empty() {
             let read = held.swap_remove(random.below(held.len() as u64) as usize);
             fixture.compare(&read.snapshot, &read.model, &read.top, &mut cost);
@@ -277,13 +278,13 @@ fn a_file_stays_until_no_commit_from_before_its_edit_is_kept() {
     assert_eq!(bottom.retired_bytes_between(2, 3), each[1] + each[2]);
     assert_eq!(bottom.retired_bytes_between(3, 9), 0);
     assert_eq!(bottom.disk_bytes(), each.iter().sum::<u64>());
-    // What comes with commits is not what readers of commit 1 keep.
+    // The bytes that later commits release do not include the file that readers of commit 1 keep.
     assert_eq!(bottom.coming_bytes(), each[..3].iter().sum::<u64>());
     bottom.drop_commits_before(1, 2);
     assert_eq!(bottom.coming_bytes(), each[1] + each[2]);
     assert_eq!(bottom.remove_files().unwrap(), 0);
     bottom.drop_commits_before(2, 2);
-    // Nor what reads under way keep.
+    // Files of reads under way stay, too.
     assert_eq!(bottom.remove_files().unwrap(), 0);
     assert_eq!(bottom.coming_bytes(), each[1] + each[2]);
     bottom.reads_ended(None);
@@ -342,7 +343,7 @@ fn files_that_no_commit_has_are_left_over() {
     for name in ["part-0-03", "part-0-x", "part-1-3", "part-0-", "part-0-9", "part-0-10"] {
         fixture.medium.open(name, OpenMode::CreateNew).unwrap();
     }
-    // Who looks again has opened the bottom again.
+    // The files are looked at again only when the bottom is opened again.
     assert_eq!(fixture.bottom.next_number().unwrap(), 3);
     let version = fixture.bottom.snapshot().version().clone();
     let mut bottom = open(&fixture.medium, &fixture.shape, version, Vec::new());

@@ -1,8 +1,8 @@
-//! Which partitions make up the bottom, and how that changes.
+//! The list of partitions that make up the bottom, and its changes.
 //!
 //! A version is a list of partitions that cover all places, each once, or none at all. An edit
-//! replaces some by others; the journal has one record for it. Where a journal is replayed, what
-//! cannot be is `Corrupt`.
+//! replaces some by others; the journal has one record for it. In the replay of a journal, an
+//! impossible edit is `Corrupt`.
 
 use super::file::Facts;
 use super::order::{PLACE_BYTES, Place, PlaceRange};
@@ -120,13 +120,13 @@ impl Version {
         &self.partitions
     }
 
-    /// Which partition has the rows at `place`; `None` while there are no partitions.
+    /// Index of the partition that has the rows at `place`; `None` while there are no partitions.
     pub(crate) fn find(&self, place: Place) -> Option<usize> {
         self.firsts.partition_point(|first| *first <= place).checked_sub(1)
     }
 
-    /// Where the page `page` of the partition at `at` stands among all pages, as an order of reads:
-    /// 2^31 and more, so that other numbers stand before it.
+    /// Rank of the page `page` of the partition at `at` among all pages, as an order of reads: 2^31
+    /// and more, so that other numbers come before it.
     pub(crate) fn order_of(&self, at: usize, page: u32) -> u32 {
         let before = self.pages_before[at] + u64::from(page);
         ORDER_FIRST | before.min(u64::from(!ORDER_FIRST)) as u32
@@ -159,7 +159,7 @@ impl Version {
         Edit { removed: Vec::new(), added: self.partitions.clone() }
     }
 
-    /// How many partitions there are when so many were removed and added.
+    /// Number of partitions after so many were removed and added.
     fn count_after(&self, removed: usize, added: usize) -> usize {
         self.partitions.len().saturating_sub(removed).saturating_add(added)
     }

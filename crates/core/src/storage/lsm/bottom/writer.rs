@@ -26,7 +26,7 @@ pub(crate) struct PartitionWriter {
     open: Option<Open>,
     last_order: LastOrder,
     rows: u64,
-    /// At most so many rows come.
+    /// Upper bound of the number of rows.
     most_rows: u64,
 }
 
@@ -58,7 +58,7 @@ impl PartitionWriter {
         self.pages.draw_from(room);
     }
 
-    /// At most so many rows will come: no room on disk is taken ahead of them for more.
+    /// Bounds the number of rows to come: no room on disk is taken ahead of them for more.
     pub(crate) fn expect_rows(&mut self, rows: u64) {
         self.most_rows = rows;
         self.pages.expect_pages(rows.div_ceil(self.pages.layout().rows_per_page as u64));

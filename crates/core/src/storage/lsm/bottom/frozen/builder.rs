@@ -1,7 +1,7 @@
 //! Builds the index of a table while its pages are written.
 //!
 //! Meanwhile a dense table takes 4 bytes per id, with 8 for each replica, and a growing one 12 for
-//! each copy of a row. What grows has an eighth of spare room at most.
+//! each copy of a row. Growing arrays have an eighth of spare room at most.
 
 use super::index::{Addressing, FrozenIndex, LISTED, SHARED, bucket_and_tag, bucket_count};
 use crate::error::{Error, ErrorKind, Result, bail};

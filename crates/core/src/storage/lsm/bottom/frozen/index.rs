@@ -18,7 +18,7 @@ pub(super) const SHARED: u32 = 1 << 31;
 /// Rows of a bucket in the mean.
 const BUCKET_ROWS: u64 = 16;
 
-/// How the words of rows are found.
+/// The addressing of the words of rows.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Addressing {
     /// By the position, which is the id.
@@ -32,7 +32,7 @@ pub(super) enum Addressing {
     },
 }
 
-/// Which pages have the rows of a table.
+/// Index of the pages that have the rows of a table.
 #[derive(Debug, PartialEq, Eq)]
 pub(in super::super) struct FrozenIndex {
     pub(super) addressing: Addressing,
@@ -42,7 +42,7 @@ pub(in super::super) struct FrozenIndex {
     pub(super) list: Box<[u32]>,
 }
 
-/// How many buckets a growing table with so many rows has.
+/// Number of buckets of a growing table with so many rows.
 pub(super) fn bucket_count(rows: u64) -> u64 {
     rows.div_ceil(BUCKET_ROWS)
 }
@@ -171,9 +171,9 @@ impl FrozenIndex {
 /// Words that were counted.
 #[derive(Default)]
 struct Counted {
-    /// Those of one row.
+    /// Words of one row.
     own: u64,
-    /// Those of several.
+    /// Words of several rows.
     shared: u64,
 }
 

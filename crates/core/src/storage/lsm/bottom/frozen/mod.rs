@@ -19,7 +19,7 @@ use super::candidates::Candidates;
 use super::order::{Place, TableOrder};
 use index::FrozenIndex;
 
-/// A row has at most so many candidate pages, whoever freezes.
+/// A row has at most so many candidate pages, in every frozen partition.
 pub(crate) const CANDIDATES_MOST: usize = 16;
 
 /// The rows of a table in a frozen partition.
@@ -27,7 +27,7 @@ pub(crate) const CANDIDATES_MOST: usize = 16;
 pub(super) struct FrozenTable {
     /// The table.
     pub(super) table: u16,
-    /// How its keys become positions.
+    /// Mapping of its keys to positions.
     pub(super) order: TableOrder,
     /// Its rows at home.
     pub(super) rows: u64,
