@@ -104,8 +104,8 @@ def is_coded_list(kind: Any) -> bool:
 
 
 def expected_of(kind: Any, role: str, rules: int) -> str | None:
-    """Expected type in place of this column's, and the way out; None if the column can be read in
-    its role: `label`, `dense`, `categorical` or `ids`."""
+    """Text of an error about a column of this type: what is expected, and the way out; None if the
+    column can be read in its role: `label`, `dense`, `categorical` or `ids`."""
     single, is_list = value_kind(kind)
     if role in ("label", "dense") and is_list:
         what = "a number, a Boolean or a text"
