@@ -59,7 +59,7 @@ class EntityRows:
         self._table = getattr(entities, "table", None) if isinstance(entities, Embedding) else None
 
     def __len__(self) -> int:
-        """How many entities there are."""
+        """Number of entities."""
         return self._count
 
     @property
