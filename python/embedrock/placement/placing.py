@@ -84,10 +84,10 @@ def place(
 ) -> Plan:
     """A plan by which the queries of a trace read few pages.
 
-    Keys of all tables of the trace are placed, which are those that were asked for. Tables whose
-    rows have equal bytes share pages. Which ones these are, and how many rows a page has, ``store``
-    says, an open store or its path; without it all tables share pages of ``rows_per_page`` rows.
-    With a plan as ``home`` its home pages are taken, and replica pages chosen anew.
+    The requested keys of all tables of the trace are placed. Tables with equal row sizes share
+    pages. ``store``, an open store or its path, gives these sizes and the rows in a page; without
+    it all tables share pages of ``rows_per_page`` rows. With a plan as ``home``, its home pages are
+    taken, and replica pages chosen anew.
 
     Args:
         replicate: The share of rows that is stored again beside others, from 0 to 0.8.
