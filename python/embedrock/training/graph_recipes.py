@@ -46,7 +46,7 @@ class GraphRecipe:
     #: Whether entities are kept at length 1, as TransE's paper has it.
     unit_rows: bool = False
     optimizer: str = "adagrad"
-    #: What the table of entities stores values as.
+    #: Dtype of the values that the table of entities stores.
     dtype: str = "float32"
 
     @classmethod
