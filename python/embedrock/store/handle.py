@@ -89,8 +89,8 @@ class Handle:
         """Arguments that a store open to write was opened with (``registry.py``)."""
         self._place: tuple[int, int, int, int] | None = None
         self._given_again = 0
-        """Number of times that ``open`` returned this handle again, without ``with`` blocks that
-        ended."""
+        """Number of times that ``open`` returned this handle again, less the ``with`` blocks that
+        have ended since."""
 
     @property
     def path(self) -> Path:
