@@ -125,7 +125,7 @@ def test_lightning_restores_the_rows_of_the_best(
     ((_, found),) = seen.items()
     assert opened.step == 4
     assert same(now(model.inner), found) and "epoch=1" in Path(best.best_model_path).name
-    # What was saved says which commit it needs to whoever loads it by hand, too.
+    # Loading by hand also fails with the name of the commit that the saved state needs.
     state = torch.load(best.best_model_path, weights_only=False)["state_dict"]
     model.load_state_dict(state)
     opened.go_back(8)

@@ -1,4 +1,4 @@
-"""What goes wrong where tables are divided among ranks, each a check that two ranks make together.
+"""Mistakes with tables divided among ranks, each a check that two ranks make together.
 
 All checks are made in one start of the ranks; each is a test of its own here.
 """

@@ -1,4 +1,4 @@
-"""What a commit has beside rows: who took it over, what may be in it, and in which order it is."""
+"""Parts of a commit beside rows: taking them over, their allowed content, and their order."""
 
 from __future__ import annotations
 

@@ -472,7 +472,7 @@ def recorded(world: World) -> Recording:
 CALLED = ("progress", "function", "keys_of", "closure", "stop", "on_bad", "select")
 """Parameters whose own errors reach the caller as they are."""
 
-# What stands for parameters without a fixed name.
+# Names used for parameters without a fixed name.
 MORE = ("momentum", "dampening", "nesterov", "lr_power", "l1", "l2", "beta", "unknown")
 
 

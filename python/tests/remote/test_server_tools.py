@@ -66,7 +66,7 @@ def until(what: str, is_so: Callable[[], bool]) -> None:
 
 
 def hang_up(served: Served, lines: int) -> list[str]:
-    """What the server says to a SIGHUP, in so many lines beside those of its log."""
+    """The server's reply to a SIGHUP, of a number of lines beside those of its log."""
     served.process.send_signal(signal.SIGHUP)
     assert served.process.stderr is not None
     said = (line.strip() for line in served.process.stderr if " embedrock::" not in line)
@@ -182,7 +182,7 @@ def test_silent_connections_are_asked_for_on_both_sides(
 
 
 def timers_of(port: int) -> set[str]:
-    """Which timers run of connections to and from a port: 02 is that of keep-alive, 00 none."""
+    """Timers of connections to and from a port: 02 is that of keep-alive, 00 none."""
     timers = set()
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
@@ -193,7 +193,7 @@ def timers_of(port: int) -> set[str]:
 
 
 class Stop(BaseException):
-    """What a handler of a signal raises."""
+    """Raised by a handler of a signal."""
 
 
 class Raised:
