@@ -43,7 +43,7 @@ def train(rank, world, path, until, dies_at=None):
 
 
 def start(world, *arguments):
-    """What torchrun does, in one machine."""
+    """Does the same as torchrun, in one machine."""
     mp.start_processes(train, (world, *arguments), nprocs=world, start_method="fork")
 
 

@@ -323,5 +323,5 @@ def inline(text: str) -> str:
 
 
 def short(target: str) -> str:
-    """What a reference in a docstring is shown as."""
+    """Shown text of a reference in a docstring."""
     return target.rpartition(".")[2] if target.startswith("~") else target
