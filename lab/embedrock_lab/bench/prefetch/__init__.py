@@ -46,7 +46,7 @@ ALL_DEPTHS = [4, 16, 64]
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     loads: list[str] = option(list(LOADS), "what is read", choices=list(LOADS))
     rows: int = option(1_000_000, "of the Criteo-shaped load")
