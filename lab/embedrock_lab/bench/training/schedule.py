@@ -48,7 +48,7 @@ _TORCH_TOLERANCE = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     loads: list[str] = option(list(LOADS), "trainings (default: all)", parse=listed(str))
     memory: float = option(10.0, "per cent of the rows' bytes")

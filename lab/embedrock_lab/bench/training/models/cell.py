@@ -130,7 +130,7 @@ def _stretches(whole: Load, given: Settings) -> list[list[Any]]:
 
 
 def _apart(whole: Load, data: Samples, batches: list[Any], ways: Ways) -> dict[str, int]:
-    """How many losses and rows over the stores are not those in memory."""
+    """Number of losses and rows over the stores that differ from those in memory."""
     found = ways.losses()
     losses = sum(int(((found[way] - found[TORCH]).abs() > TOLERANCE).sum()) for way in ways.over)
     used: dict[str, list[Any]] = {}
