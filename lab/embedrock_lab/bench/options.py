@@ -139,7 +139,7 @@ def positive(text: str) -> int:
 
 
 def _taken(hint: Any, one: Field[Any]) -> dict[str, Any]:
-    """What ``add_argument`` is to be told of a field of this type."""
+    """Arguments of ``add_argument`` for a field of this type."""
     factory = one.default_factory
     default = one.default if not callable(factory) else factory()
     given = {"default": default}
