@@ -1,7 +1,7 @@
 """The training runs of the demo, each in a child process of its own.
 
 All start from the same initial rows and dense weights, see the same batches in the same order and
-use the same number of threads. What a run returns is JSON; its per-step losses go to a file.
+use the same number of threads. A run returns JSON; its per-step losses go to a file.
 """
 
 from __future__ import annotations
