@@ -287,7 +287,7 @@ def _floats(column: Any, of_null: float) -> NDArray[np.float64]:
     import pyarrow
     from pyarrow import compute
 
-    if _is(column.type, "float16"):  # which older ones do not cast
+    if _is(column.type, "float16"):  # older pyarrows do not cast it
         found: NDArray[np.float64] = column.to_numpy(zero_copy_only=False).astype(np.float64)
         found[column.is_null().to_numpy(zero_copy_only=False)] = of_null
         return found

@@ -59,7 +59,7 @@ def check_bags(
 ) -> None:
     """Refuses bags of the wrong shape before anything is read."""
     if not isinstance(ids, Tensor):
-        host_ids({name: ids})  # which says how to make a tensor of it
+        host_ids({name: ids})  # its error says how to make a tensor of it
     if not _is_plain(ids) or ids.dim() not in (1, 2):
         shape = tuple(ids.shape) if _is_plain(ids) else shown(ids)
         raise MisuseError(f"{name} is {shape}, expected a plain tensor of one or two dimensions")

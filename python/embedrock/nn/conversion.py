@@ -304,7 +304,7 @@ def _take_weights(model: nn.Module, places: dict[str, nn.Module], prefix: str) -
             for module in weight.modules.values():
                 module._parameters["weight"] = None
         if any(ref() is not None for ref in references):
-            gc.collect()  # what only a circle of forgotten objects holds
+            gc.collect()  # objects that only a reference cycle keeps
     except BaseException:  # Ctrl-C
         _give_back(taken)
         raise

@@ -65,10 +65,10 @@ _DENIED = ("403 forbidden", "no user exists")
 _FULL = ("no space left", "os error 28", "quota", "storage full", "storagefull", "507 ")
 _PER_DELETE = 1000
 _LIST_TRIES, _LIST_SECONDS = 5, 30.0
-"""Attempts at a list that breaks off, and their total time; an absent server was waited for
-before."""
+"""Attempts at a list that breaks off, and their total time. An absent server has been waited for by
+then."""
 _LOOK_SECONDS = 0.2
-"""How soon a request that is waited for sees that all is to end."""
+"""Seconds between checks of a waiting request whether the work was stopped."""
 
 
 class TakenError(EmbedrockError):

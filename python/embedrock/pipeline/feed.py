@@ -359,7 +359,7 @@ class Feed:
                 return
             said = advice.passed_over(self.counts.skipped, batches, self._stores, self._last.parts)
         except EmbedrockError:
-            return  # whoever uses the store hears of it
+            return  # the next call of the store raises it again
         self._told_passed_over = True
         self._announcing.pass_over()
         self._tell(said)

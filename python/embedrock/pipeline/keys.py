@@ -186,7 +186,7 @@ def _joined(parts: list[FlatKeys]) -> FlatKeys:
 
 
 def _is_rows_module(value: Any) -> bool:
-    module = sys.modules.get("embedrock.nn.module")  # who has one has imported it
+    module = sys.modules.get("embedrock.nn.module")  # imported if such a module exists
     return module is not None and isinstance(value, module.RowsModule)
 
 

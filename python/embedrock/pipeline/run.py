@@ -323,7 +323,7 @@ class Run(Listener):
         try:
             facts = self._store.stats()
         except EmbedrockError:
-            return False  # whoever uses the store hears of it
+            return False  # the next call of the store raises it again
         capacity = sum(one["cache_capacity"] for one in facts["classes"])
         return bool(facts["evicted"] > 0 and _UNDER_WAY * self._rows_most > capacity)
 

@@ -91,7 +91,7 @@ class PassSchedule:
             return None
         uses = dict(found.next_use)
         for table, of_table in keys.items():
-            if table not in uses:  # which the schedule does not have
+            if table not in uses:  # not in the schedule
                 uses[table] = np.full(len(of_table), -1, np.int32)
         return replace(found, next_use=uses)
 

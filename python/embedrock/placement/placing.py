@@ -35,7 +35,7 @@ _FINE = 1000
 
 @dataclass(frozen=True)
 class Options:
-    """How rows are placed. Errors: ``MisuseError`` for what cannot be."""
+    """Options of a placement. Errors: ``MisuseError`` for values that cannot be."""
 
     replicate: float = 0.0
     replicas: str = "residual"
@@ -91,13 +91,12 @@ def place(
 
     Args:
         replicate: The share of rows that is stored again beside others, from 0 to 0.8.
-        replicas: How replica pages are chosen: ``"residual"``, each the page that saves most after
-            those before it; ``"partitions"``, the same of pages of eight other partitions, which
-            saves more behind a cache of rows; ``"connectivity"``, rows whose queries read most
-            pages, as the MaxEmbed paper has it; to compare with, ``"frequency"`` and ``"random"``.
-            Pages of a smaller share are the first ones of a larger share
-            (:meth:`Plan.with_replicas`).
-        method: How home pages are made: ``"partition"``, by which rows are asked for together; to
+        replicas: Choice of replica pages: ``"residual"``, each the page that saves most after those
+            before it; ``"partitions"``, the same of pages of eight other partitions, which saves
+            more behind a cache of rows; ``"connectivity"``, rows whose queries read most pages, as
+            the MaxEmbed paper has it; to compare with, ``"frequency"`` and ``"random"``. Pages of a
+            smaller share are the first ones of a larger share (:meth:`Plan.with_replicas`).
+        method: Choice of home pages: ``"partition"``, by which rows are asked for together; to
             compare with, ``"shp"`` (so, with the passes of the MaxEmbed paper), ``"identity"`` (by
             table and key), ``"frequency"`` and ``"random"``.
         home: A plan for the keys of this trace, such as one with other replicas. It stands for

@@ -197,7 +197,7 @@ class RemoteStore:
     manager, or :meth:`close` it. Modules of :mod:`embedrock.nn` take it as their ``store``.
     """
 
-    _returns = 0  # who goes back is who has the store open
+    _returns = 0  # only the process with the store can go back
     _collective = _each_occurrence = False
     _elsewhere: str | None = (
         "at a server: train in a plain loop, which reads at each forward and updates at each step; "

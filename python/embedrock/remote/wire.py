@@ -120,7 +120,7 @@ class Wire:
             plain = socket.create_connection((host, port), timeout)
         except OSError as error:
             raise self._lost(error, "cannot connect") from error
-        except ValueError as error:  # what no resolver is asked for
+        except ValueError as error:  # a name that no resolver accepts
             raise MisuseError(f"{host!r} is no name of a host: {error}") from error
         self._socket: socket.socket = plain
         try:

@@ -162,7 +162,7 @@ def _ends(histories: Mapping[str, Sequence[Json]], name: str) -> str:
 
 
 def _steps(run: str, columns: Json, timed: bool) -> list[str]:
-    """How the steps of a run went, drawn."""
+    """Plots of the steps of a run."""
     figures = []
     if _any(columns["hit_rate"]):
         said = "optimum: the best cache that knows as much"

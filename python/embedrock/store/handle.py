@@ -191,7 +191,7 @@ class Handle:
     def _close(self) -> None:
         if self._closed:
             return
-        self._core.check_call()  # what follows waits for other threads
+        self._core.check_call()  # the next calls wait for other threads
         try:
             self._listeners.closing()
             if self._pending_pin and self._pending is not None:
@@ -268,7 +268,7 @@ class Handle:
         later = [info for info in commits if info["sequence"] > number]
         self._later = [] if at is None or not commits else [at, *later]
         self._pending = self._pending_step = None
-        self._state_taken = True  # who goes back knows where to
+        self._state_taken = True  # the caller of go_back knows the commit
         self._prefetcher = Prefetcher(self._core, self._path)
 
     def _held_tables(self) -> list[Table]:

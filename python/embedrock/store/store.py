@@ -437,7 +437,7 @@ class Store(Changing):
         return commit_of(found)
 
     def _hashed_by(self, name: str) -> str | None:
-        """How the keys of a table were made, if they are hashes and the commit says so."""
+        """Kind of the hashes that a table's keys are, if the commit names one."""
         last = self._core.last_commit()
         if last is None:
             return None

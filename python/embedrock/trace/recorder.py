@@ -63,7 +63,7 @@ class Recorder:
     def __init__(self, store: Store, share: float, max_bytes: int, seed: int) -> None:
         """Not for callers: recorders come from :func:`record`."""
         self._process, self._asked = os.getpid(), share
-        self._store = weakref.ref(store)  # whoever keeps a recorder keeps no store open
+        self._store = weakref.ref(store)  # a recorder must not keep the store open
         self._sampler = _Sampler(limit(share), max_bytes, seed)
         self._told = False
         store._listeners.add(self._sampler)

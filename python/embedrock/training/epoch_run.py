@@ -216,7 +216,7 @@ class EpochRun(ABC, Generic[B]):
 
     @abstractmethod
     def measure(self, sink: Sink) -> dict[str, Any]:
-        """How good the model is at the end, by part of the data, as JSON."""
+        """Quality of the model at the end, by part of the data, as JSON."""
 
     @abstractmethod
     def told(self, measured: dict[str, Any]) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class EpochRun(ABC, Generic[B]):
         return {}
 
     def note(self) -> str:
-        """How it goes, for people."""
+        """Progress line for people."""
         recent = self.losses[-_SHOWN_LOSSES:]
         epoch = self.batches.epoch_of(self.step - 1) + 1
         said = f"epoch {epoch} of {self.options.recipe.epochs}"

@@ -20,7 +20,7 @@ LOSSES = ("nssa", "logistic", "softmax")
 
 @dataclass(frozen=True)
 class GraphRecipe:
-    """How a model is shaped and trained."""
+    """Shape and training of a model."""
 
     epochs: int = 15
     #: Triples of a step, and entities that all of them are scored against.

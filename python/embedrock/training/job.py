@@ -88,7 +88,7 @@ class _Run:
     complete: tuple[int, int] | None = (0, 0)
 
     def note(self) -> str:
-        """How it goes, for people."""
+        """Progress line for people."""
         epochs = self.options.recipe.epochs
         recent = self.losses[-_SHOWN_LOSSES:]
         loss = sum(recent) / len(recent)

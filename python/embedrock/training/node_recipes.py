@@ -24,7 +24,7 @@ ROWS = (AUTO, "features", "embeddings", "both")
 
 @dataclass(frozen=True)
 class NodeRecipe:
-    """How a model is shaped and trained."""
+    """Shape and training of a model."""
 
     #: Prediction target: the labels of nodes, or links between pairs of nodes.
     task: str = "nodes"

@@ -37,7 +37,7 @@ _CHANGEABLE = ("epochs", "lr", "dense_lr", "lr_decay")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is shaped and trained."""
+    """Shape and training of a model."""
 
     epochs: int
     batch_size: int
