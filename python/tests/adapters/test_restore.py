@@ -317,7 +317,7 @@ def test_hf_rows_are_durable_before_files_whoever_decides_to_save(
         signal.signal(signal.SIGTERM, handler)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            store.close()  # what is in no commit goes with the process
+            store.close()  # changes without a commit end with the process
     ((step, rows),) = written
     state = safetensors.load_file(tmp_path / "out" / f"checkpoint-{step}" / "model.safetensors")
     with embedrock.open(tmp_path / "store", memory="4MiB", keep=6) as store:

@@ -95,7 +95,7 @@ def test_a_hang_up_has_a_server_read_its_files_again_and_never_ends_it(
                 "embedrock: the certificate was read again",
                 "embedrock: the password was read again",
             ]
-            assert remote["user"].get([1])[0, 0] == 9  # who was let in stays
+            assert remote["user"].get([1])[0, 0] == 9  # authenticated clients stay
         second = ssl.get_server_certificate(where)
         assert second != first and second.strip() == cert.read_text().strip()
         with pytest.raises(embedrock.errors.MisuseError, match="invalid username-password"):
@@ -151,7 +151,7 @@ def test_a_follower_whose_terminal_is_closed_commits_first(
         return b"following: 1," in shown
 
     until("it reads the record", has_read)
-    os.close(terminal)  # what it says from here on is an error of the device
+    os.close(terminal)  # further output is an error of the device
     process.send_signal(number)
     process.send_signal(signal.SIGHUP)  # of a terminal, several may come
     out, _ = process.communicate(timeout=60)

@@ -44,7 +44,7 @@ GROUPS = {
 """Modules and packages by group; a group imports itself and those above it in this list."""
 
 NAMES_OF_TYPES = {
-    ("observe", "store"),  # what is told of a store is made with it
+    ("observe", "store"),  # reports on a store are made with it
     ("ahead", "store"),
     ("trace", "store"),
 }
