@@ -252,7 +252,7 @@ def _shown(value: float) -> str:
 
 
 def _example() -> str:
-    """How the page says that it is used: a command, and the first lines that it prints."""
+    """Example of use on the page: a command, and the first lines that it prints."""
     command = "$ python lab/scripts/beyond.py " + EXAMPLE.replace(
         " --machines", " \\\n    --machines"
     )

@@ -435,8 +435,8 @@ def answer(
     storage: str = "log",
     machines: int | None = None,
 ) -> str:
-    """How fast so many machines train the model, and what bounds them, in a line; or why they have
-    no room. The machines are those that are given, or else the fewest that have room."""
+    """Speed of training on this number of machines, and its bound, in a line; or the reason why
+    they have no room. The machines are the given ones, or else the fewest that have room."""
     what = f"{model.bytes / 1e12:g} TB, {storage}"
     try:
         found = plan(model, machine, storage, machines)

@@ -361,7 +361,7 @@ class Soak:
                 kind = draw.random()
                 if kind < 0.4:
                     switch(before)
-                    if kind < 0.2:  # whoever reads a commit holds it
+                    if kind < 0.2:  # the reader holds its commit
                         self.over.wait(1.0)
                         before, last = last, self.commit(writer)
                         last = self.commit(writer)

@@ -3,7 +3,7 @@
 use embedrock_core::hash::mix;
 use serde::Deserialize;
 
-/// How uneven the popularity of ranks is.
+/// Skew of the popularity of ranks.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Skew {

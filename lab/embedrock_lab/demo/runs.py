@@ -87,7 +87,7 @@ def _train(
     cpu_before = process_time()
     history = History(trainer, store)
     watch = None
-    if store is not None and name == OUT_OF_CORE:  # where rows are read
+    if store is not None and name == OUT_OF_CORE:  # the run that reads rows
         watch = StepReport(store, trainer.optimizers, steps_per_row=_STEPS_PER_ROW)
     for epoch in range(settings.recipe.epochs):
         trainer.scale_learning_rates(settings.recipe.lr_decay**epoch)

@@ -37,7 +37,7 @@ pub(crate) struct Settings {
     pub(crate) options: Map<String, Value>,
 }
 
-/// How rows are read ahead in mode `window`.
+/// Settings of reading rows ahead in mode `window`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Window {
@@ -77,7 +77,7 @@ pub(crate) enum Mode {
     YcsbF,
 }
 
-/// How the rows that a batch writes come about.
+/// Origin of the rows that a batch writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// Rows as they were read, each value plus one step.

@@ -72,7 +72,7 @@ class Settings:
     gathered: int = 1
     """Segments that are cleaned together."""
     flushes: str = "arrival"
-    """How rows that are flushed are put in order: ``arrival``, ``rank`` or ``identity``."""
+    """Order of flushed rows: ``arrival``, ``rank`` or ``identity``."""
     cleans: str = "arrival"
     """The same of rows that are moved; in order of arrival they stay as they are."""
     measured: float = 0.5

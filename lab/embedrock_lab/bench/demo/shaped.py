@@ -111,7 +111,7 @@ def _systems(settings: ShapedSettings) -> tuple[list[str], list[str]]:
 
 
 def _planted(settings: ShapedSettings) -> Result:
-    """How well the planted model itself predicts the held-out samples."""
+    """Quality of the planted model's own predictions for the held-out samples."""
     dataset = settings.dataset()
     labels, logits = [], []
     for batch in dataset.test_batches(4096):

@@ -24,7 +24,7 @@ from embedrock_lab.measure import machine
 __all__ = ["HOMES", "MTKAHYPAR", "STRATEGIES", "STRAWMEN", "Layout", "Maker", "layout_name"]
 
 HOMES = ("identity", "random", "frequency", "shp", "partition")
-"""How home pages are made here; ``shp`` as the MaxEmbed paper does it."""
+"""Methods of making home pages here; ``shp`` is that of the MaxEmbed paper."""
 MTKAHYPAR = "mtkahypar"
 STRATEGIES = ("residual", "connectivity")
 """Replica pages behind the home pages of ``partition``; ``connectivity`` is the paper's."""

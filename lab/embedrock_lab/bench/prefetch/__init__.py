@@ -149,7 +149,7 @@ def _median(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _label(bound: int, ahead: int | str = 0) -> str:
-    """How a setting is called."""
+    """Name of a setting."""
     beside = f", {HELD}" if ahead == HELD else f", depth {ahead}" if ahead else ""
     return f"bound {bound}{beside}"
 

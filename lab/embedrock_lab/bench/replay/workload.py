@@ -44,7 +44,7 @@ or less is a hundred times that."""
 
 @dataclass(frozen=True)
 class Mode:
-    """How a batch is divided."""
+    """Division of a batch."""
 
     reads: float
     """Share of the keys that are only read."""

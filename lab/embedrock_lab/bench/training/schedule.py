@@ -162,7 +162,7 @@ def measure(
     from embedrock_lab.measure import machine
 
     torch.set_num_threads(threads)
-    torch.sparse.check_sparse_tensor_invariants.disable()  # what is its default, said aloud
+    torch.sparse.check_sparse_tensor_invariants.disable()  # the default, made explicit
     load = load_of(name, seed, steps, 1)
     stores = {way: Path(path) / way for way in OVER_STORES}
     for store in stores.values():

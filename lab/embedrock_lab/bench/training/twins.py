@@ -60,7 +60,7 @@ class Twins(ABC):
 
     @abstractmethod
     def quality(self, model: Any, stored: bool) -> dict[str, Any]:
-        """How well a trained model does."""
+        """Quality of a trained model."""
 
     def dense(self, model: Any) -> list[Any]:
         """Optimizers of what is no row."""

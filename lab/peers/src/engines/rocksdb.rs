@@ -133,7 +133,7 @@ impl Options {
     }
 }
 
-/// How the budget is divided.
+/// Division of the budget.
 #[derive(Debug, PartialEq, Eq)]
 struct Division {
     memtables: u64,

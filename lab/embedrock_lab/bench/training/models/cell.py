@@ -61,7 +61,7 @@ def train(settings: dict[str, Any], path: str, memory: float) -> dict[str, Any]:
     """Trains in every way, and compares. Runs in a child process."""
     given = Settings.of(settings)
     torch.set_num_threads(given.threads)
-    torch.sparse.check_sparse_tensor_invariants.disable()  # what is its default, said aloud
+    torch.sparse.check_sparse_tensor_invariants.disable()  # the default, made explicit
     whole, data = load(given)
     checked, *timed, recorded = _stretches(whole, given)
     stores = {way: Path(path) / way for way in OVER_STORES}
