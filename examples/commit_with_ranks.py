@@ -5,7 +5,7 @@ import signal
 import warnings
 
 import torch
-import torch._dynamo  # which optimizers import: once, and not in each rank
+import torch._dynamo  # imported by optimizers: once, and not in each rank
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel

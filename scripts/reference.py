@@ -202,7 +202,7 @@ def string_of(node: ast.stmt | None) -> str:
 
 
 def constructor(module: str, node: ast.ClassDef) -> list[str]:
-    """How an object of a class is made."""
+    """Signature for making an object of a class."""
     for where, each in lineage(module, node):
         for member in each.body:
             if isinstance(member, ast.FunctionDef) and member.name == "__init__":
