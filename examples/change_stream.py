@@ -14,7 +14,7 @@ trainer = embedrock.open("ads.store", memory="16MiB")
 ads = trainer.table("ads", 8, optimizer="adagrad", initializer=0.0)
 ads.put(KEYS, np.ones((10_000, 8), np.float32))
 trainer.commit(step=1)
-embedrock.copy("ads.store", "served.store")  # which embedrock serve has open
+embedrock.copy("ads.store", "served.store")  # embedrock serve has this copy open
 
 ads.update(KEYS[:100], np.ones((100, 8), np.float32), lr=0.5)
 ads.delete([9_999])

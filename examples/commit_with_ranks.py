@@ -5,7 +5,7 @@ import signal
 import warnings
 
 import torch
-import torch._dynamo  # which optimizers import: once, and not in each rank
+import torch._dynamo  # imported by optimizers: once, and not in each rank
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
@@ -43,7 +43,7 @@ def train(rank, world, path, until, dies_at=None):
 
 
 def start(world, *arguments):
-    """What torchrun does, in one machine."""
+    """Does the same as torchrun, in one machine."""
     mp.start_processes(train, (world, *arguments), nprocs=world, start_method="fork")
 
 

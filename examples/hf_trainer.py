@@ -16,7 +16,7 @@ class Scores(torch.nn.Module):
         self.score = torch.nn.Linear(8, 1)
 
     def forward(self, ids, labels):
-        """What the Trainer expects."""
+        """Returns the outputs that the Trainer expects."""
         scores = self.score(self.items(ids)).squeeze(1)
         return {"loss": (scores - labels).square().mean(), "logits": scores}
 

@@ -35,7 +35,7 @@ def write_map(owned):
 
 
 def reload_map(node):
-    """What `redis-cli -p PORT EMB.CLUSTER RELOAD` does."""
+    """Does the same as `redis-cli -p PORT EMB.CLUSTER RELOAD`."""
     host, _, port = addresses[node].partition(":")
     with socket.create_connection((host, int(port))) as server:
         server.sendall(b"*2\r\n$11\r\nEMB.CLUSTER\r\n$6\r\nRELOAD\r\n")
@@ -76,7 +76,7 @@ with (
 with embedrock.connect(f"redis://{addresses['b']}") as remote:
     print("b is at step", remote.refresh())
 
-# Who takes it over learns the new map first: until "a" does, both answer.
+# The new owner learns the new map first: until "a" does, both answer.
 write_map(AFTER)
 reload_map("b")
 reload_map("a")

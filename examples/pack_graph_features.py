@@ -157,7 +157,7 @@ for name, plan in plans.items():
         pages, found, size = count(path, batches, cached)
         print(f"{name:<15} {cached:>5.0%} {pages:>14.1f} {found:>12.2f} {size:>6.1f}")
 
-# What DiskGNN does: hot rows stay in memory, the others are written again for each batch.
+# The layout of DiskGNN: hot rows stay in memory, the others are written again for each batch.
 for cached in (0, 0.1):
     hot = np.argsort(-np.bincount(np.concatenate(batches), minlength=count_nodes), kind="stable")
     cold = np.ones(count_nodes, np.bool_)

@@ -1,4 +1,4 @@
-"""What commits change goes to a compacted topic of Kafka; a consumer builds a copy of it."""
+"""Changes of commits go to a compacted topic of Kafka; a consumer builds a copy of it."""
 
 import sys
 

@@ -28,11 +28,11 @@ class Loader:
         self.done = 0  # the next epoch
 
     def state_dict(self):
-        """What save keeps."""
+        """State that save keeps."""
         return {"done": self.done}
 
     def load_state_dict(self, state):
-        """What resume gives back."""
+        """Takes the state that resume gives back."""
         self.done = state["done"]
 
 

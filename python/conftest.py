@@ -1,4 +1,4 @@
-"""What tests and documented examples share: a directory of their own and an open store."""
+"""Fixtures of tests and documented examples: a directory of their own and an open store."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @cache
 def _shared(file: Path) -> str:
-    """What tests of a file share: what the file makes once, the broker, or nothing."""
+    """Resource that tests of a file share: the file's own fixtures, the broker, or nothing."""
     text = file.read_text(encoding="utf-8")
     if "broker: Broker" in text:
         return "broker"

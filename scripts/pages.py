@@ -1,12 +1,12 @@
-"""Brings the pages up to date with what they are made of: `make pages`, or `--check` to only look.
+"""Brings generated parts of pages up to date: `make pages`, or `--check` to only compare.
 
 Four things are done to each page, and nothing else is changed:
 
 * A block that opens with ```python title="examples/NAME.py", or ```go with a file in Go, gets the
   content of that file.
-* What stands between `<!-- results: NAME -->` and `<!-- end -->` is made from `docs/results/*.json`
-  (`lab/scripts/results.py`), and of names that begin with `beyond_` by `lab/scripts/beyond.py`.
-* What stands between `<!-- reference: NAME -->` and `<!-- end -->` is made from the signatures and
+* Text between `<!-- results: NAME -->` and `<!-- end -->` is made from `docs/results/*.json`
+  (`lab/scripts/results.py`), and for names that begin with `beyond_` by `lab/scripts/beyond.py`.
+* Text between `<!-- reference: NAME -->` and `<!-- end -->` is made from the signatures and
   docstrings of that public name (`scripts/reference.py`).
 * A paragraph or list item with a line above 120 characters is wrapped at 100. Tables and code stay.
 """

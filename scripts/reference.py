@@ -202,7 +202,7 @@ def string_of(node: ast.stmt | None) -> str:
 
 
 def constructor(module: str, node: ast.ClassDef) -> list[str]:
-    """How an object of a class is made."""
+    """Signature for making an object of a class."""
     for where, each in lineage(module, node):
         for member in each.body:
             if isinstance(member, ast.FunctionDef) and member.name == "__init__":
@@ -323,5 +323,5 @@ def inline(text: str) -> str:
 
 
 def short(target: str) -> str:
-    """What a reference in a docstring is shown as."""
+    """Shown text of a reference in a docstring."""
     return target.rpartition(".")[2] if target.startswith("~") else target

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// What is replaced in FASTER's headers, so that a budget of some hundred megabytes can be had at
-/// all: pages of its log are 32 MiB and six have to be in memory, with 1 MiB it is 6 MiB; chained
-/// buckets come 64 MiB at once, with 14 bits 1 MiB. And a row of a size that is known comes with
-/// the first read, not with a second one.
+/// Replacements in FASTER's headers that make a budget of some hundred megabytes possible: pages of
+/// its log are 32 MiB and six have to be in memory, with 1 MiB it is 6 MiB; chained buckets are
+/// allocated by 64 MiB, with 14 bits by 1 MiB. And a row of known size comes with the first read,
+/// not with a second one.
 const REPLACED: [(&str, &str, &str); 3] = [
     ("core/address.h", "kOffsetBits = 25;", "kOffsetBits = 20;"),
     ("core/malloc_fixed_page_size.h", "kOffsetBits = 20;", "kOffsetBits = 14;"),

@@ -1,4 +1,4 @@
-"""What a model of so many bytes needs, and what bounds it: `docs/beyond-one-machine.md`.
+"""The needs of a model of a given size, and its bounds: `docs/beyond-one-machine.md`.
 
 `make pages` makes the tables of that page from this; `python lab/scripts/beyond.py --help` has
 options for models, samples, machines and prices of yours. The arithmetic is in `sizing.py`.
@@ -43,14 +43,14 @@ Column = dict[str, float]
 
 @dataclass(frozen=True)
 class Case:
-    """What the tables are made for."""
+    """Input of the tables."""
 
     model: Model
     machine: Machine
     sizes: Sequence[float]
     samples: Samples
     machines: int | None = None
-    """How many there are; None for the fewest that have room."""
+    """Number of machines; None for the fewest that have room."""
 
     def models(self) -> list[Model]:
         """The model in each size."""
@@ -67,7 +67,7 @@ class Case:
 
 
 def usual() -> Case:
-    """What the page is about."""
+    """The case on the page."""
     return Case(Model(SIZES[-1]), Machine(), SIZES, Samples())
 
 
@@ -252,7 +252,7 @@ def _shown(value: float) -> str:
 
 
 def _example() -> str:
-    """How the page says that it is used: a command, and the first lines that it prints."""
+    """Example of use on the page: a command, and the first lines that it prints."""
     command = "$ python lab/scripts/beyond.py " + EXAMPLE.replace(
         " --machines", " \\\n    --machines"
     )

@@ -19,7 +19,7 @@ Line = dict[str, Any]
 
 
 def lines_of(report: dict[str, Any]) -> dict[str, list[Line]]:
-    """What the gallery has of a report, by family; nothing of benches that it does not show."""
+    """The gallery's lines of a report, by family; none for benches that it does not show."""
     families = {"models": _clicks, "kge": _knowledge, "gnn": _graphs, "recommend": _retrieval}
     found = families.get(report.get("bench", ""))
     return {} if found is None else found(report)

@@ -68,7 +68,7 @@ def main() -> None:
 def measured(
     folder: Path, url: str, options: dict[str, Any] | None, rows: int
 ) -> dict[str, float | int]:
-    """What comes out, in MB/s, seconds and bytes."""
+    """Results in MB/s, seconds and bytes."""
     store = embedrock.open(folder / "store", "512MiB")
     table = store.table("t", DIM, rows, optimizer="rowwise_adagrad", initializer=0.0)
     draw = np.random.default_rng(1)

@@ -34,7 +34,7 @@ def made(name: str) -> str:
 
 
 def machines() -> list[dict[str, Any]]:
-    """What is known of each machine, the one that was measured last first."""
+    """Known facts of each machine, the one measured last first."""
     files = [path for path in RESULTS.glob("*.json") if path.name != "aims.json"]
     known = [json.loads(path.read_text()) for path in files]
     return sorted(known, key=lambda one: (one["measured"], one["name"]), reverse=True)
@@ -141,7 +141,7 @@ def _of_recdb(columns: dict[str, str]) -> str:
 
 
 def recdb_of(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """What tables have of the contestants of a report of `bench recdb`."""
+    """Table entries for the contestants of a report of `bench recdb`."""
     found = []
     for name, one in report["results"]["contestants"].items():
         known = {column: one[column] for column in RECDB_COLUMNS if one.get(column) is not None}
@@ -157,7 +157,7 @@ PLACE_KINDS |= {"rpp": "RPP", "fpr": "FPR"}
 
 
 def place_of(report: dict[str, Any]) -> dict[str, Any]:
-    """What tables have of a report of `bench place`."""
+    """Table entries for a report of `bench place`."""
     logs, replicas = [], {}
     found = report["results"]["traces"]
     for name, one in found.items():

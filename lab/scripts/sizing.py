@@ -1,8 +1,9 @@
-"""How many machines a model needs, and what bounds its training: the arithmetic of `beyond.py`.
+"""Number of machines that a model needs, and the bounds of its training: the arithmetic of
+`beyond.py`.
 
-What was measured is read from where it stands: figures from `docs/results`, others by a pattern
-from a page of `docs`. Only what nobody can measure here is written down in this file: the machine
-that is rented, its price, how full its disks may get.
+Measurements are read from their source: figures from `docs/results`, others by a pattern from a
+page of `docs`. Only values that cannot be measured are in this file: the rented machine, its price,
+the allowed fill of its disks.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def measured() -> dict[str, Measured]:
 
 @dataclass(frozen=True)
 class Machine:
-    """What is rented, and what of it may be used."""
+    """The rented machine, and its usable share."""
 
     name: str = "i3en.24xlarge"
     cores: int = 96
@@ -171,11 +172,11 @@ class Model:
 
 @dataclass(frozen=True)
 class Samples:
-    """What a sample asks for. Without more it is one of Criteo's shape, which was measured."""
+    """Requests of a sample. By default it has Criteo's shape, which was measured."""
 
     ids: float = 26
     distinct_share: float | None = None
-    """Distinct rows of a batch of 1,024 samples, of its ids; None is what was measured."""
+    """Distinct rows of a batch of 1,024 samples, of its ids; None is the measured value."""
     hit_rate: float | None = None
     """Share of the distinct rows of a batch that are in memory; None if it is not known."""
     core_rate: float | None = None
@@ -219,7 +220,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a model takes of disks, slots and memory in one kind of storage, all ranks together."""
+    """Disk, slots and memory of a model in one kind of storage, all ranks together."""
 
     storage: str
     disk_bytes: float
@@ -255,7 +256,7 @@ class Needs:
         return machine.memory_bytes - index - layout.ranks_a_machine * machine.process_bytes
 
     def short(self, machine: Machine, layout: Layout) -> str:
-        """What the fullest rank, disk or machine has too little of; empty if they have room."""
+        """Shortage of the fullest rank, disk or machine; empty if they have room."""
         on_disk = self.disk_bytes * layout.of_disk(machine.disks) / BUCKETS
         may = machine.disk_bytes * machine.fill
         if layout.ranks > BUCKETS:
@@ -281,7 +282,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a model needs on machines of one kind."""
+    """Needs of a model on machines of one kind."""
 
     needs: Needs
     ranks: int
@@ -299,7 +300,7 @@ class Plan:
 
     @property
     def machines(self) -> int:
-        """How many."""
+        """Number of machines."""
         return self.layout.machines
 
 
@@ -434,8 +435,8 @@ def answer(
     storage: str = "log",
     machines: int | None = None,
 ) -> str:
-    """How fast so many machines train the model, and what bounds them, in a line; or why they have
-    no room. The machines are those that are given, or else the fewest that have room."""
+    """Speed of training on this number of machines, and its bound, in a line; or the reason why
+    they have no room. The machines are the given ones, or else the fewest that have room."""
     what = f"{model.bytes / 1e12:g} TB, {storage}"
     try:
         found = plan(model, machine, storage, machines)

@@ -46,7 +46,7 @@ MEMORY = "8MiB"
 PASSWORD = "soak"
 START = "import sys; from embedrock.cli import main; sys.exit(main())"
 KEPT_S = 30.0
-"""How long states of the reader are remembered: no pull takes longer."""
+"""Seconds for which states of the reader are kept: no pull takes longer."""
 
 Keys = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -70,7 +70,7 @@ def rows_of(keys: Keys, client: Any, number: Any, place: Any) -> Floats:
 
 
 class Known(NamedTuple):
-    """What of a moment is known: a pull behind it finds at least this."""
+    """Known state of a moment: a later pull finds at least this."""
 
     floor: npt.NDArray[np.float64]
     counts: npt.NDArray[np.int32]
@@ -85,7 +85,7 @@ class Commit(NamedTuple):
 
 
 class State(NamedTuple):
-    """Which commits the reader may be at, from a moment on; with no newest it follows."""
+    """Commits that the reader may be at, from a moment on; with no newest it follows."""
 
     begin: float
     oldest: int
@@ -93,7 +93,7 @@ class State(NamedTuple):
 
 
 class Truth:
-    """What clients have begun, and what was answered."""
+    """Requests that clients have begun, and the answers."""
 
     def __init__(self, clients: int) -> None:
         """The table is filled."""
@@ -108,7 +108,7 @@ class Truth:
         self.begun = np.zeros((ROWS, clients), np.int32)
 
     def known(self) -> Known:
-        """What is known of every key."""
+        """Known state of every key."""
         with self.lock:
             return Known(self.floor.copy(), self.counts.copy())
 
@@ -361,7 +361,7 @@ class Soak:
                 kind = draw.random()
                 if kind < 0.4:
                     switch(before)
-                    if kind < 0.2:  # whoever reads a commit holds it
+                    if kind < 0.2:  # the reader holds its commit
                         self.over.wait(1.0)
                         before, last = last, self.commit(writer)
                         last = self.commit(writer)
@@ -373,7 +373,7 @@ class Soak:
                 self.count("refreshes")
 
     def bad(self, number: int) -> None:
-        """Clients as none should be. Whatever they get is right, but no end of the server."""
+        """Misbehaving clients. Any reply to them is right, but the server must not end."""
         draw = random.Random(number)
         kept: list[socket.socket] = []
         admitted = b"*2\r\n$4\r\nAUTH\r\n$%d\r\n%s\r\n" % (len(PASSWORD), PASSWORD.encode())
@@ -439,7 +439,7 @@ class Figures(NamedTuple):
 
 
 def figures(served: Served) -> Figures:
-    """What it took since the last time."""
+    """Figures since the last time."""
     with served.lock:
         times, served.times = served.times, []
     ordered = sorted(times) or [float("nan")]
@@ -489,7 +489,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> int:
     for thread in threads:
         thread.start()
     lines: list[tuple[Figures, ...]] = []
-    # What ends well reads every row; what fails ends the servers all the same.
+    # A successful run reads every row; a failed one ends the servers all the same.
     try:
         seconds = arguments.minutes * 60
         every = min(60.0, seconds / 3)

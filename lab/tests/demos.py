@@ -13,7 +13,7 @@ from embedrock_lab.demo import comparison
 
 
 def demo_shows(command: list[str]) -> str:
-    """What the command prints.
+    """Output of the command.
 
     It does not wait for a quiet machine: other tests run beside it, and it would wait in vain.
     """

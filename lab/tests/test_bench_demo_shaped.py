@@ -133,7 +133,7 @@ def test_a_budget_that_cannot_work_ends_the_demo_with_the_bytes_that_would(
     command += ["--memory", "256KiB"]
     assert cli.main([*command, "--embedding-dim", "8", "--cache-dir", str(tmp_path)]) != 0
     said = capsys.readouterr().err
-    system = "comparison: (look ahead|out of core): "  # whoever is first
+    system = "comparison: (look ahead|out of core): "  # the first to fail
     assert re.search(f"{system}.*--memory 256KiB is too little here", said)
     assert re.search("give at least --memory [0-9.]+[KM]iB", said)
     assert list(tmp_path.iterdir()) == []

@@ -31,7 +31,7 @@ def wanted(**changed: Any) -> Wanted:
 
 
 def in_this_process(function: str, /, **arguments: Any) -> Any:
-    """What ``child.call`` does, without a second start of PyTorch."""
+    """Replaces ``child.call``, without a second start of PyTorch."""
     module, _, name = function.partition(":")
     found = getattr(importlib.import_module(module), name)(**json.loads(json.dumps(arguments)))
     return json.loads(json.dumps(found))

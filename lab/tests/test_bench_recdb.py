@@ -60,8 +60,8 @@ def test_the_sorter_may_read_batches_together_and_its_pages_are_compared(
 ) -> None:
     figures, ran = report["figures"], report["results"]["contestants"]
     assert report["results"]["whole"] == "+ sorter"
-    # How many are read together depends on the time that the window's threads get, but for these.
-    # Groups count when they begin, batches when they are read: one may be of a group before.
+    # The number of batches read together depends on the time that the window's threads get, except
+    # here. Groups count when they begin, batches when they are read: one may be of a group before.
     assert ran["lsm"].get("batches_per_group", 1) <= 2
     ratio = ran["+ sorter"]["pages_per_window"] / ran["lsm"]["pages_per_window"]
     assert figures["recdb_sorter_pages"] == pytest.approx(ratio - 1)

@@ -1,4 +1,4 @@
-"""What a model needs beyond one machine: the arithmetic, and the page that is made from it."""
+"""Needs of a model beyond one machine: the arithmetic, and the page that is made from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parts of the laboratory may know of each other."""
+"""Allowed dependencies between the parts of the laboratory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KNOWN = {
     "bench": {"bench", "demo", "measure"},
     "commands": {"commands", "bench", "demo", "measure"},
 }
-"""What a part imports of the package."""
+"""Parts of the package that each part may import."""
 
 
 def imports(path: Path) -> Iterator[list[str]]:

@@ -223,7 +223,7 @@ def iterated(name: str, value: Iterable[T], expected: str) -> list[T]:
     if not isinstance(value, (str, bytes, bytearray, memoryview)):
         try:
             return list(value)
-        except (TypeError, RuntimeError) as error:  # what PyTorch says of a jagged tensor
+        except (TypeError, RuntimeError) as error:  # PyTorch's error for a jagged tensor
             raise MisuseError(f"{name} is {shown(value)}, expected {expected}") from error
     raise MisuseError(f"{name} is {shown(value)}, expected {expected}")
 

@@ -200,7 +200,7 @@ def dtype_name(dtype: Any, name: str = "dtype", expected: tuple[str, ...] = _DTY
     bfloat16.
     """
     found = shown(dtype)
-    with contextlib.suppress(Exception):  # what has no text, and no dtype of NumPy's
+    with contextlib.suppress(Exception):  # an object without a text; no dtype of NumPy's
         found = str(dtype).removeprefix("torch.")
         if found not in expected:
             found = np.dtype(dtype).name
@@ -315,7 +315,7 @@ def as_host(value: Any, name: str) -> npt.NDArray[Any]:
         return np.asarray(value)  # of a subclass the plain array
     except MemoryError:
         raise
-    except Exception as error:  # whatever the object itself raises
+    except Exception as error:  # any error of the object itself
         raise MisuseError(f"{name} cannot be read as an array: {error}") from error
 
 
@@ -396,7 +396,7 @@ def _dlpack_to_numpy(value: Any, name: str) -> npt.NDArray[Any]:
         return np.from_dlpack(value, device="cpu")
     except MemoryError:
         raise
-    except Exception as error:  # whatever the object itself raises
+    except Exception as error:  # any error of the object itself
         raise MisuseError(
             f"{name} are {shown(value)} that cannot be read on the host ({error}); "
             f"copy them to host memory first"

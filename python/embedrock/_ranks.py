@@ -1,4 +1,5 @@
-"""How the stores of a run of ranks lie in a folder (``docs/formats/ranks.md``). Without PyTorch."""
+"""Layout of the stores of a run of ranks in a folder (``docs/formats/ranks.md``). Without
+PyTorch."""
 
 from __future__ import annotations
 

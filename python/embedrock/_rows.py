@@ -77,8 +77,7 @@ class RowStore(Protocol):
 
     @property
     def _returns(self) -> int:
-        """Number of times that the store went back. Rows read before the last time are no longer
-        valid."""
+        """Number of times that the store went back. Rows read before that are no longer valid."""
 
     @property
     def table(self) -> Callable[..., Any]:

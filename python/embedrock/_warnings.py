@@ -32,5 +32,5 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 def _inside() -> tuple[str, ...]:
     """The beginning of the paths of both packages' files."""
-    torch = getattr(sys.modules.get("torch"), "__file__", None)  # who calls through it has it
+    torch = getattr(sys.modules.get("torch"), "__file__", None)  # callers in torch have imported it
     return (_PACKAGE,) if torch is None else (_PACKAGE, str(Path(torch).parent) + os.sep)

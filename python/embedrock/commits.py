@@ -92,7 +92,7 @@ class PendingCommit:
 def commit_of(info: Mapping[str, Any]) -> Commit:
     """A commit as the engine tells it."""
     told = {**info, "meta": decode_meta(info["meta"])}
-    told.pop("writer", None)  # what tells it from commits of a copy is no one's to read
+    told.pop("writer", None)  # it distinguishes commits of a copy, and is not public
     return Commit(**told)
 
 

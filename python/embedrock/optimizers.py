@@ -1,4 +1,4 @@
-"""Optimizers that the engine runs beside the rows: what a table's rows carry.
+"""Optimizers that the engine runs beside the rows; they define the state in a table's rows.
 
 The optimizer of a table fixes its row layout, so it is chosen when the table is created and stays.
 Learning rate and the like are arguments of each update and may change at any step. Each function
@@ -23,7 +23,7 @@ All of them are lazy: a step changes the rows that have a gradient and no others
 and weight decay of the rest stand still meanwhile, where torch's dense optimizers would go on
 moving them.
 
-What an update takes beside ``lr``, which all need, and ``weight_decay``:
+Arguments of an update beside ``lr``, which all need, and ``weight_decay``:
 
 ===================================== =============================================
 optimizers                            hyperparameters

@@ -185,7 +185,7 @@ class Table:
 
     @property
     def expected_rows(self) -> int | None:
-        """How many rows the table was declared to reach, if it was."""
+        """Number of rows that the table was declared to reach, if it was."""
         return self._expected_rows
 
     @property

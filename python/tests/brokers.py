@@ -44,9 +44,9 @@ log.cleaner.backoff.ms=100
 
 
 def jars() -> Path:
-    """The directory of the broker's jars, fetched where they are not there.
+    """The directory of the broker's jars, fetched if they are missing.
 
-    Where Java or the jars are not to be had the test is skipped, and pytest says so.
+    Without Java or the jars the test is skipped, and pytest says so.
     """
     for tool, package in (("java", "default-jre-headless"), ("mvn", "maven")):
         if shutil.which(tool) is None:

@@ -23,9 +23,9 @@ KEY, SECRET, REGION = "embedrock", "embedrock-secret", "us-east-1"
 
 
 def binary() -> Path:
-    """The server, built where it is not there.
+    """The server, built if it is missing.
 
-    Where Go or the sources are not to be had the test is skipped, and pytest says so.
+    Without Go or the sources the test is skipped, and pytest says so.
     """
     go = shutil.which("go") or (GO if os.access(GO, os.X_OK) else None)
     if go is None:

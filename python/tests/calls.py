@@ -44,7 +44,7 @@ HARMLESS = {
     "Permits.staleness_bound",
     "Permits.__repr__",
 }
-"""What asks the engine for nothing, or never raises."""
+"""Calls that ask the engine for nothing, or never raise."""
 
 HARMLESS_INSIDE = HARMLESS | {"Permits.stats"}
 """Those that a thread inside a modify may call: a forked child may not look at permits."""

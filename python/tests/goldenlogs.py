@@ -128,7 +128,7 @@ def write_parquet(folder: Path) -> tuple[str, Path, Columns]:
 
 
 def read(log: tuple[str, Path, Columns | None], rules: int) -> Iterator[dict[str, Any]]:
-    """What the batches of five samples hold, as JSON."""
+    """Content of the batches of five samples, as JSON."""
     name, path, columns = log
     (part,) = parts_of(name, [path], columns, rules)
     data = StreamedDataset(path, part.kind, scan=scan(path, part.kind), holdout=0.0)

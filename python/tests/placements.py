@@ -34,7 +34,7 @@ def rows_of(plan: Plan, group: int) -> list[Row]:
 
 
 def queries_of(plan: Plan, group: int, trace: Trace) -> list[set[Row]]:
-    """What each query of a trace asks of the tables of a group."""
+    """Rows that each query of a trace requests from the tables of a group."""
     asked: list[set[Row]] = [set() for _ in range(trace.queries)]
     for name, one in trace.tables.items():
         table = plan.tables.index(name)

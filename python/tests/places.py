@@ -1,4 +1,4 @@
-"""Where the repository is, and its tests."""
+"""Paths of the repository and its tests."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ Check = Callable[[int, int, Path], None]
 
 
 def outcomes_of(checks: Mapping[str, Check], rank: int, world: int, folder: Path) -> dict[str, str]:
-    """What came of each on this rank, to the first that failed: ``passed``, or its traceback."""
+    """Outcome of each check on this rank, to the first that failed: ``passed``, or its
+    traceback."""
     outcomes = {}
     for name, function in checks.items():
         try:
@@ -62,7 +63,7 @@ def ones(count: int) -> Any:
 
 
 def updates_of(shard: Any) -> dict[str, int]:
-    """How many update batches the tables of this rank have counted."""
+    """Number of update batches that the tables of this rank have counted."""
     core = shard.store._core
     return {name: core.table_info(t.local._handle)["updates"] for name, t in shard.tables.items()}
 

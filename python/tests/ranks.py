@@ -24,11 +24,11 @@ _TESTS = Path(__file__).parent
 
 
 def run(world: int, function: Callable[..., Any], *arguments: Any, limit: float = 120) -> list[Any]:
-    """What `function(rank, world, *arguments)` returned on each rank, within `limit` seconds.
+    """Results of `function(rank, world, *arguments)` on all ranks, within `limit` seconds.
 
-    The function is one of a module of these tests, by its name; it and its arguments are pickled. A
-    process group of gloo is there when it is called, with as many seconds of patience. Fails with
-    the traceback of each rank that has one, and what ranks printed to standard error.
+    The function must be importable from a module of these tests; it and its arguments are pickled.
+    When it is called, there is a process group of gloo, with the same time limit. Fails with the
+    traceback of each rank that has one, and the ranks' standard error.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         return _run(world, function, arguments, limit, Path(folder))

@@ -29,7 +29,7 @@ class Run:
             store.table("g", DIM, optimizer="adagrad")
             self.stores[run] = store
         self.then: dict[int, dict[str, Any]] = {}
-        """What the stores have at each step that was committed."""
+        """Content of the stores at each step that was committed."""
 
     def commit(self, step: int, *, of: slice = slice(None), pin: str | None = None) -> None:
         """Trains and commits the stores, or some of them, one after the other."""

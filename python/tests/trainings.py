@@ -32,7 +32,7 @@ def options_of(data_format: str, data: Path, store: Path, given: dict[str, Any])
 
 
 def train(options: TrainOptions) -> dict[str, Any]:
-    """What the run comes to."""
+    """Result of the run."""
     return job.train(options, Lines())
 
 
@@ -60,6 +60,6 @@ def stops_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
 
 
 def digests(path: Path) -> dict[str, int]:
-    """What the tables of a store hold, by name."""
+    """Digests of the tables of a store, by name."""
     with embedrock.open(path, "64MiB", create=False) as store:
         return {table.name: table.digest() for table in store.tables.values()}

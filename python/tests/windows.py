@@ -9,7 +9,7 @@ import numpy as np
 
 
 class RecordingWindow:
-    """What ``Store.window`` offers, without reading anything ahead."""
+    """The interface of ``Store.window``, without reading anything ahead."""
 
     def __init__(self, room: int = 10_000) -> None:
         self.room = room

@@ -1,5 +1,5 @@
-//! A cache as a hash map and linked lists under one lock: entries in a slab, linked by number. What
-//! order the lists keep is the policy's ([`Order`]).
+//! A cache as a hash map and linked lists under one lock: entries in a slab, linked by number. The
+//! policy determines the order of the lists ([`Order`]).
 
 use super::replacement::{Counts, Replacement, word_of};
 use embedrock_core::hash::mix;

@@ -1,4 +1,4 @@
-//! What replacement costs and how often it hits: the engine's row cache beside list LRU and LFU.
+//! Cost and hit rates of replacement: the engine's row cache beside list LRU and LFU.
 //!
 //! `embedrock bench cache` starts this program (`make peers` builds it), which reads one
 //! [`Run`](run::Run) a line, as JSON, and answers each with one line: an [`Answer`](run::Answer),

@@ -1,8 +1,8 @@
 //! The engine's policies by their rules alone, for sets of any size: hits, no rows.
 //!
-//! The engine's sets end at 32 rows, whose tags fill one cache line. What larger sets would hit is
-//! found here. The tests hold the model against the engine's cache, hit for hit, for the sizes that
-//! both have.
+//! The engine's sets have at most 32 rows, whose tags fill one cache line. This model gives the
+//! hits of larger sets. The tests compare it with the engine's cache, hit for hit, for the sizes
+//! that both have.
 
 use embedrock_core::config::PolicyKind;
 use embedrock_core::hash::mix;

@@ -1,8 +1,8 @@
-//! What is measured: a place for rows by key with a replacement policy.
+//! The measured interface: a place for rows by key with a replacement policy.
 
 use embedrock_core::hash::mix;
 
-/// What a batch of accesses did.
+/// Results of a batch of accesses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Keys whose rows were there.
@@ -38,7 +38,7 @@ pub(crate) trait Replacement: Sync {
     fn bytes_beside_rows(&self) -> u64;
 }
 
-/// What the row of a key holds.
+/// The content of the row of a key.
 #[inline(always)]
 pub(crate) fn word_of(key: u32) -> u32 {
     mix(u64::from(key), 5) as u32

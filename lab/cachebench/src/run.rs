@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Barrier;
 use std::time::Instant;
 
-/// What to measure.
+/// A measurement to make.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Run {
@@ -32,7 +32,7 @@ enum Capacity {
     Distinct(f64),
 }
 
-/// Whose cache.
+/// The measured cache.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 enum Kind {
@@ -44,7 +44,7 @@ enum Kind {
     Model { ways: usize, fading_uses: u32 },
 }
 
-/// What was measured.
+/// The results of a measurement.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Answer {
     accesses: u64,

@@ -1,9 +1,9 @@
-//! Which keys are asked for: skewed draws whose popularity may drift.
+//! The requested keys: skewed draws whose popularity may drift.
 
 use embedrock_core::hash::mix;
 use serde::Deserialize;
 
-/// How uneven the popularity of ranks is.
+/// Skew of the popularity of ranks.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Skew {
@@ -13,7 +13,7 @@ pub(crate) enum Skew {
     Share(f64, f64),
 }
 
-/// What fixes a trace.
+/// The parameters that determine a trace.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Workload {
@@ -154,7 +154,7 @@ mod tests {
         Workload { ids: 1000, skew, drift, batches: 20, batch: 10_000, seed: 3 }
     }
 
-    /// How often the ids of a batch were drawn.
+    /// Number of draws of each id of a batch.
     fn counts(keys: &[u32]) -> Vec<u64> {
         let mut counts = vec![0; 1000];
         keys.iter().for_each(|key| counts[*key as usize] += 1);

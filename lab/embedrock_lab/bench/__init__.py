@@ -65,7 +65,7 @@ HARNESSES = {
 
 
 class Bench(Protocol):
-    """What a module of this package offers."""
+    """Interface of a module of this package."""
 
     Options: type[Given]
     """Its options, all with the definition's settings as defaults."""

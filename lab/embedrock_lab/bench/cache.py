@@ -1,4 +1,4 @@
-"""``cache``: what replacement costs, and how often it hits, beside lists under one lock.
+"""``cache``: cost and hit rates of replacement, beside lists under one lock.
 
 Each key of a skewed trace is used: a row that is there counts as used, one that is not is admitted,
 and another one has to go. Rows have one word, so that what is timed is finding, replacing and
@@ -12,8 +12,8 @@ locking. Systems, each with LRU and LFU:
   how near the model is; ``model-8`` and ``model-16`` halve counts after as many uses per row as
   sets of 32 do.
 
-Where popularity drifts, ``hit_rate_late`` is that of the last third of a trace three times as long:
-what was popular once has had time to be in the way.
+If popularity drifts, ``hit_rate_late`` is that of the last third of a trace three times as long: by
+then, formerly popular rows had time to fill the cache.
 
 ``replacement_ns`` is wall time per access of ``sets-32-lfu`` with one thread on the first workload;
 ``vs_list_lru`` and ``vs_list_lfu`` are the time of the faster list divided by that of sets of 32
@@ -57,7 +57,7 @@ FIGURES += ["vs_list_lru", "vs_list_lfu", "vs_list_lru_2", "vs_list_lfu_2"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     split_ids: int = option(3_700_000, "ids of the 80/20 skew")
     zipf_ids: int = option(4_000_000, "ids of the Zipf skew")

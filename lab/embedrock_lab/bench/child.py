@@ -23,7 +23,8 @@ class ChildError(RuntimeError):
 
 
 def call(function: str, /, **arguments: Any) -> Any:
-    """What ``function(**arguments)`` returns in a child process. It ends with this one."""
+    """Calls ``function(**arguments)`` in a child process and returns its result. The child ends
+    with this process."""
     return call_within(function, None, **arguments)
 
 

@@ -1,4 +1,4 @@
-"""What every bench shares: options, a place to write, the report and how it is printed."""
+"""The common part of benches: options, a place to write, the report and its output."""
 
 from __future__ import annotations
 

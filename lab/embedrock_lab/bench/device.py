@@ -29,7 +29,7 @@ COMMON = (4096, 64)
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     rows: int = option(4_000_000, "of the store that is read")
     dim: int = option(32, "float32 values per row")
@@ -85,7 +85,7 @@ def _measure(
 def _chosen(
     report: Report, chosen: dict[str, Any], found: dict[tuple[int, int], float]
 ) -> dict[str, Any]:
-    """What the store chose, what it had measured, and what the choice gives and costs now."""
+    """The store's choice, its own measurements, and the present rate and cost of the choice."""
     page, depth = chosen["page_bytes"], chosen["read_depth"]
     curve = report.device["curve"] or {"depth": None, "points": []}
     best = max(found.values())

@@ -1,10 +1,10 @@
 """``growth``: the same share of memory for ever more rows.
 
-From 1 M to 64 M rows, each time doubled, with 10 % of their bytes as memory: the engine reads,
-changes and writes batches of Zipf-distributed keys with a full cache. What a row costs may grow
-with its chance of a miss, and with nothing else: ``growth_excess`` is the growth per doubling, by
-least squares over all sizes, of time per row (times the device's rate of that moment) divided by
-reads per row; ``growth_excess_cpu`` the same of processor time.
+From 1 M to 64 M rows, doubled each time, with 10 % of their bytes as memory: the engine reads,
+changes and writes batches of Zipf-distributed keys with a full cache. The cost of a row may grow
+only with its chance of a miss: ``growth_excess`` is the growth per doubling, by least squares over
+all sizes, of time per row (times the device's rate of that moment) divided by reads per row;
+``growth_excess_cpu`` the same of processor time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ADDED = np.float32(2.0**-23)
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     rows: list[int] = option(ROWS, "rising")
     dim: int = option(32, "float32 values per row")
@@ -147,7 +147,7 @@ def measure(
         one = after["classes"][0]
         rate = statistics.median(rates) if rates else None
         facts = machine.device_facts(opened)
-        # What no commit holds is given up without a warning.
+        # Changes without a commit are given up without a warning.
         opened._core.close()
         return {
             "unique_rows_per_s": counted / seconds,

@@ -48,7 +48,7 @@ LSM, LOG, SMALL = "lsm", "log", "lsm, small"
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     rows: int = option(500_000, "rows of each table that waits")
     dim: int = option(16, "float32 values per row")
@@ -280,7 +280,7 @@ class _Side:
         return timed
 
     def begin(self) -> None:
-        """What happens from here on counts."""
+        """Counting begins here."""
         self.before = self.store.stats()
         self.disk_bytes_max = self.before["disk_bytes"]
 

@@ -33,7 +33,7 @@ __all__ = ["Options", "run"]
 
 DEVICE_BYTES = 4096
 DEVICE_DEPTH = 64
-"""What `device rate` means when nothing else is said."""
+"""Request size and depth of `device rate` unless others are given."""
 TRIES = 6
 """Openings until the budget keeps the wanted share of rows in memory."""
 STATE_ROWS = 4096
@@ -42,7 +42,7 @@ STATE_ROWS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     rows: int = option(10_000_000, "rows of the table")
     dim: int = option(32, "float32 values per row")

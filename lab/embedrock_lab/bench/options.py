@@ -71,7 +71,7 @@ class Given:
     """Options of every bench."""
 
     FORMATTER: ClassVar[type[argparse.HelpFormatter]] = argparse.ArgumentDefaultsHelpFormatter
-    """How help is shown: with the default of every option."""
+    """Format of help: with the default of every option."""
     GROUP: ClassVar[str | None] = None
     """Under which title the options of this class are shown, not those of its bases."""
 
@@ -115,7 +115,7 @@ def listed(kind: Any) -> Any:
     def values(text: str) -> list[Any]:
         return [kind(one) for one in text.split(",")]
 
-    values.__name__ = f"list of {kind.__name__}"  # what argparse calls it when one is wrong
+    values.__name__ = f"list of {kind.__name__}"  # argparse's name for a wrong one
     return values
 
 
@@ -139,7 +139,7 @@ def positive(text: str) -> int:
 
 
 def _taken(hint: Any, one: Field[Any]) -> dict[str, Any]:
-    """What ``add_argument`` is to be told of a field of this type."""
+    """Arguments of ``add_argument`` for a field of this type."""
     factory = one.default_factory
     default = one.default if not callable(factory) else factory()
     given = {"default": default}

@@ -51,14 +51,14 @@ MAPPED_THREADS_MAX = 8
 than the page cache may hold."""
 MODES = ("direct", "mmap", "mmap-random")
 SLACK_BYTES = 8 << 20
-"""What a limited process may hold beside page cache."""
+"""Memory that a limited process may hold beside page cache."""
 
 Words = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     file_bytes: int = option(2 << 30, "bytes of the file")
     cache_bytes: int = option(256 << 20, "page cache it may hold")
@@ -101,7 +101,7 @@ def _mode_of(name: str) -> str:
 
 
 def _slices(report: Report, options: Options, file: Path) -> dict[str, list[dict[str, Any]]]:
-    """What each mode measured, by mode and threads; a slice whose process ended has a note."""
+    """Measurements of each mode, by mode and threads; a slice whose process ended has a note."""
     slices: dict[str, list[dict[str, Any]]] = {}
     wanted = [(mode, threads) for mode in MODES for threads in options.threads]
     for number in range(options.rounds):
@@ -210,7 +210,7 @@ def read(
         _Reader(mapping or _direct(descriptor), pages, (seed, number)) for number in range(threads)
     ]
     if group is not None and mode != "direct":
-        # What counts is the state in which each page that comes pushes another one out.
+        # The measured state begins once each new page pushes another one out.
         for begin in range(0, cache_bytes, CHUNK_PAGES * PAGE_BYTES):
             os.pread(descriptor, CHUNK_PAGES * PAGE_BYTES, begin)
     cpu, read_bytes, began = _cpu_seconds(), machine.bytes_read(), time.perf_counter()
@@ -248,7 +248,8 @@ Access = Callable[[npt.NDArray[np.int64], Words], None]
 
 
 def _direct(descriptor: int) -> Access:
-    """What copies row ``page % 32`` of each page to ``out (N, 32) uint32``, for one thread."""
+    """Makes a function that copies row ``page % 32`` of each page to ``out (N, 32) uint32``, for
+    one thread."""
     # Memory that O_DIRECT can write to begins at a page.
     buffer = mmap.mmap(-1, PAGE_BYTES)
     rows = np.frombuffer(buffer, np.uint32).reshape(-1, ROW_BYTES // 4)

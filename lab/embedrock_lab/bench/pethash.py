@@ -61,7 +61,7 @@ FIGURES = [figure for figures in PARTS.values() for figure in figures]
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     parts: list[str] = option([*PARTS], "what to measure", choices=PARTS)
     keys: int = option(64_000_000, "keys of the look-ups")

@@ -1,4 +1,4 @@
-"""What benches that draw share: matplotlib where it is, a note where it is not."""
+"""The common part of benches that draw: matplotlib if it is installed, else a note."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Program:
         self._child.communicate()
 
     def tell(self, settings: dict[str, Any]) -> None:
-        """Sends one line. What it answers is for :meth:`listen`."""
+        """Sends one line. :meth:`listen` returns the answer."""
         assert self._child.stdin is not None
         self._child.stdin.write(json.dumps(settings) + "\n")
         self._child.stdin.flush()

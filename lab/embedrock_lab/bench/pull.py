@@ -73,7 +73,7 @@ DEVICE_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     parts: list[str] = option([*PARTS], "what to measure", choices=PARTS)
     rows: int = option(200_000, "rows of the table")
@@ -195,7 +195,7 @@ def _by_gather(report: Report, options: Options, place: Path) -> None:
                 begun = embedrock_server(place / how, budget, "--gather", how)
                 servers[how] = stack.enter_context(begun)
             except RuntimeError as error:
-                # Where io_uring is refused, its mode is.
+                # If io_uring is refused, its mode is left out.
                 report.notes.append(f"gather by {how}: {error}")
         for dim, count in rows.items():
             batches = [random.integers(0, count, options.keys) for _ in range(BATCHES)]

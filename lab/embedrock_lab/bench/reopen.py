@@ -3,7 +3,7 @@
 A trainer makes ten commits, writes at least a gigabyte that no commit holds, and is killed. With
 the page cache dropped, ``reopen_s_per_100m`` is the time from ``open`` until 65,536 uniform keys
 are returned and verified: 100 M x 8 float32 at 10 % memory, or the smallest budget that works,
-because the index of rows this short takes more. What the trainer wrote last must not be there.
+because the index of rows this short takes more. The trainer's last writes must not be there.
 
 With fewer ``--rows`` the figure is scaled to 100 M: what is read grows with the index, and the
 part that does not (the first keys, what no commit holds) is then counted more than once.
@@ -37,14 +37,14 @@ DEFINED_ROWS = 100_000_000
 COMMITS = 10
 ROWS_PER_COMMIT_SHARE = 0.01
 UNCOMMITTED_VERSION = 200
-"""What rows hold that no commit has: versions of committed rows are below."""
+"""Version in rows that no commit has: versions of committed rows are below."""
 LOAD_ROWS = 1 << 18
 READY = "uncommitted\n"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     rows: int = option(DEFINED_ROWS, "rows of the table")
     dim: int = option(8, "float32 values per row")

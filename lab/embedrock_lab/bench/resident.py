@@ -1,4 +1,4 @@
-"""What a window and a pipeline cost where every row is in memory."""
+"""Cost of a window and a pipeline if every row is in memory."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ DENSE_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     store: Path | None = option(
         None, "measure this store, with --trace", nargs="?", metavar="STORE", positional=True
@@ -282,7 +282,7 @@ def _serve(
     warm: Trace,
     choices: list[str],
 ) -> dict[str, Any]:
-    """What a process found that serves from these stores; all of it goes into the results."""
+    """Results of a process that serves from these stores; all of them go into the report."""
     report.say(f"serving {held.queries:,} queries from {len(stores)} stores")
     held.save(directory / "held.npz")
     warm.save(directory / "warm.npz")

@@ -1,4 +1,4 @@
-"""What ``bench serve`` does in a process of its own: read-only stores answer queries of a trace.
+"""The separate process of ``bench serve``: read-only stores answer queries of a trace.
 
 Counting sends every request once, from one thread, so that pages are the same in every run of the
 same stores. Stores are timed in rounds. All rows are compared outside of the timed sections.
@@ -120,7 +120,7 @@ def serve(
 
 
 def formula(_: str, keys: Keys, rows: Floats) -> int:
-    """How many rows are not those that the bench has written."""
+    """Number of rows that differ from those that the bench has written."""
     return mismatches(rows, keys)
 
 
@@ -259,7 +259,7 @@ class _Round(Timed):
         self.pages = 0
 
     def add(self, threads: Sequence[Timed]) -> None:
-        """What threads did side by side."""
+        """Adds the results of threads that ran side by side."""
         self.seconds += max(one.seconds for one in threads)
         self.waited += max(one.waited for one in threads)
         self.work += sum(one.work for one in threads)
@@ -272,7 +272,7 @@ def _fewest(counted: dict[str, Any], choices: Sequence[str]) -> list[str]:
 
 
 def round_name(load: str, threads: int) -> str:
-    """What rounds of so many threads are called in results."""
+    """Name of rounds with this number of threads in results."""
     return f"{load}, {threads} thread{'s' * (threads > 1)}"
 
 

@@ -50,7 +50,7 @@ LOGS = ["movielens", "criteo", "ipinyou"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     parts: list[str] | None = option(
         None, "what is measured; the default is all", choices=["cost", "bits", "sweep"]

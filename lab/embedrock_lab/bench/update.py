@@ -35,7 +35,7 @@ GRADIENTS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     rows: int = option(10_000_000, "rows of the table")
     dim: int = option(32, "float32 values per row")

@@ -48,7 +48,7 @@ class Server:
         return sum(int(task.read_text().split()[0]) for task in tasks)
 
     def info(self) -> dict[str, str]:
-        """What ``INFO`` says."""
+        """Reply to ``INFO``."""
         with socket.create_connection(("127.0.0.1", self.port)) as client:
             client.sendall(_request(b"INFO"))
             with client.makefile("rb") as replies:
@@ -125,7 +125,7 @@ class System:
         return timed
 
     def summary(self, rounds: Rounds, position: int) -> dict[str, float]:
-        """What it reached, over all its rounds."""
+        """Figures over all its rounds."""
         cuts = statistics.quantiles(self.latencies_ms, n=100)
         return {
             "rows_per_s": rounds.rate(position),

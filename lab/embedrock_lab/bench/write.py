@@ -41,7 +41,7 @@ VARIANTS["commits when evictions alone reach the share"] = {"evictions_only": Tr
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     rows: int = option(1_000_000, "rows of the table")
     dim: int = option(32, "float32 values per row")
@@ -261,7 +261,7 @@ def _slots(facts: dict[str, Any]) -> int:
 
 
 def _between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """What was written between two points, per byte of the rows that left memory."""
+    """Writes between two points, per byte of the rows that left memory."""
     rows = max(after["causes"]["rows"] - before["causes"]["rows"], 1)
     causes = {
         name: (after["causes"][name] - before["causes"][name]) / rows for name in after["causes"]

@@ -1,4 +1,4 @@
-"""What `embedrock demo` shows in two minutes: the same results, and the speed, at 10 % memory.
+"""`embedrock demo` shows in two minutes: the same results, and the speed, at 10 % memory.
 
 `run` has two parts. *Quality*, on real data: a DLRM is trained to the end with 10 % of its tables
 in memory, with all of them in memory, and with plain PyTorch tables. *Speed*, on a stream in
@@ -45,7 +45,7 @@ Result = dict[str, Any]
 def quality_settings(
     folder: str, data: str | None = None, data_format: str = "movielens", epochs: int | None = None
 ) -> DemoSettings:
-    """What the first part runs with. `folder` is for data and stores; `data` None is MovieLens."""
+    """Settings of the first part. `folder` is for data and stores; `data` None is MovieLens."""
     recipe = demo_recipe(data_format, epochs or _EPOCHS)
     return DemoSettings(
         folder=folder, cache_dir=folder, format=data_format, recipe=recipe, data=data
@@ -53,7 +53,7 @@ def quality_settings(
 
 
 def speed_settings(folder: str, rows: int | None = None) -> ShapedSettings:
-    """What the second part runs with: Adagrad, which PyTorch has, too."""
+    """Settings of the second part: Adagrad, which PyTorch has, too."""
     recipe = shaped_recipe()
     rows = _ROWS if rows is None else rows
     if available_memory_bytes() < _MEMORY_BYTES:
@@ -76,8 +76,8 @@ def run(
 ) -> dict[str, Any]:
     """Runs both parts and returns the report (see `embedrock.report`).
 
-    Stores are made in temporary folders under the settings' `folder` and removed unless `keep`.
-    Where the machine is busy, speed is measured in fewer rounds, and the report says in how many.
+    Stores are made in temporary folders under the settings' `folder` and removed unless `keep`. If
+    the machine is busy, speed is measured in fewer rounds, and the report gives their number.
 
     Errors: DataError when the data cannot be had or read; MisuseError for settings that cannot be,
     FullError when the disk is too small; ChildError with what a run said.

@@ -17,11 +17,11 @@ from embedrock.errors import EmbedrockError
 from embedrock.report import progress
 
 _SHOWN_LINES = 20
-#: What suits a process that trains, where nobody has said otherwise. A waiting thread of PyTorch's
-#: pool (libgomp) sleeps after about a millisecond of looking instead of ten, so that cores are free
-#: while the engine looks rows up or changes them. And the allocator (glibc) keeps what a step
-#: frees: otherwise it depends on where blocks happen to lie whether all of it goes back to the
-#: system and is faulted in again by the next step. With all rows in memory neither matters.
+#: Defaults of the environment of a training process. A waiting thread of PyTorch's pool (libgomp)
+#: sleeps after spinning for about a millisecond instead of ten, so that cores are free while the
+#: engine looks rows up or changes them. And the allocator (glibc) keeps memory that a step frees:
+#: otherwise the layout of blocks decides whether it goes back to the system and is faulted in again
+#: by the next step. With all rows in memory neither matters.
 _TRAINING = {
     "GOMP_SPINCOUNT": "20000",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),

@@ -1,7 +1,7 @@
-"""The comparison of speeds: systems run in rounds, and what bounds the one out of core.
+"""The comparison of speeds: systems run in rounds, and the bounds of the one out of core.
 
 Each system is a child process that keeps its tables, trained so far, while others train: the
-machine belongs to one of them at a time. What counts is the median over rounds.
+machine belongs to one of them at a time. The median over rounds counts.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from embedrock_lab.demo.settings import Settings
 from embedrock_lab.measure.noise import Rounds, Timed, interleave
 
 _PATIENCE_S_MAX = 60.0
-"""How long rounds that others disturbed are repeated: as long as it took to get ready, at most."""
+"""Time limit of repeating disturbed rounds: that of getting ready, but at most this."""
 
 Result = dict[str, Any]
 
 
 class Answered(Timed):
-    """What a child has timed, in the form that rounds are made of."""
+    """Timings of a child, in the form that rounds are made of."""
 
     def __init__(self, answer: Result) -> None:
-        """What the child answered."""
+        """Takes the child's answer."""
         super().__init__()
         self.answer = answer
         self.work = float(answer["samples"])
@@ -44,20 +44,20 @@ class Answered(Timed):
 
 @dataclass
 class Comparison:
-    """What came of it: for each system, in the order of `names`, rounds and a result."""
+    """Results of a comparison: for each system, in the order of `names`, rounds and a result."""
 
     names: list[str]
     rounds: Rounds
     results: dict[str, Result]
 
     def answers(self, name: str) -> list[Result]:
-        """What a system answered in the rounds that count."""
+        """Answers of a system in the rounds that count."""
         place = self.names.index(name)
         timed = (one[place] for one in self.rounds.counted)
         return [one.answer for one in timed if isinstance(one, Answered)]
 
     def counted(self, name: str) -> Counters:
-        """What the engine counted in them."""
+        """Counters of the engine in them."""
         total = Counters()
         for one in self.answers(name):
             total = total + Counters.from_dict(one["engine"])
@@ -113,11 +113,11 @@ def compare(
 
 
 def figures(comparison: Comparison, ratio: str, row_wise: bool) -> Result:
-    """The figures of a comparison; `ratio` is the name of that which they are about.
+    """The figures of a comparison; `ratio` is the name of the main one.
 
-    It is that of the system that looks ahead; beside it stands that of the one that does not.
+    It is the ratio of the system that looks ahead; that of the system that does not is beside it.
     With row-wise state PyTorch's tables are another optimizer's and the ratio is to embedrock with
-    a budget for all rows alone. What did not run is None.
+    a budget for all rows alone. Figures of systems that did not run are None.
     """
     names = comparison.names
     found: Result = {ratio: None, f"{ratio}_without_lookahead": None}
@@ -151,7 +151,7 @@ def figures(comparison: Comparison, ratio: str, row_wise: bool) -> Result:
 
 
 def _of_one(comparison: Comparison, name: str, prefix: str, found: Result) -> Result:
-    """What a system out of core asked of the device, and what that allows."""
+    """Device reads of a system out of core, and the speed that they allow."""
     counted, rounds = comparison.counted(name), comparison.answers(name)
     steps = sum(round["steps"] for round in rounds)
     waited = counted.read_wait_s + sum(round["window_wait_s"] for round in rounds)
@@ -175,7 +175,7 @@ def _of_one(comparison: Comparison, name: str, prefix: str, found: Result) -> Re
 
 
 def _device_ms(rounds: Sequence[Result], counted: Counters, steps: int) -> float | None:
-    """What the device needs at best for the reads of a step, of the size that they had."""
+    """The device's minimum time for the reads of a step, of the size that they had."""
     costs = [round["device_least_s"] for round in rounds]
     if any(cost is None for cost in costs):
         return None
@@ -183,7 +183,7 @@ def _device_ms(rounds: Sequence[Result], counted: Counters, steps: int) -> float
 
 
 def notes(comparison: Comparison, found: Result, ratio: str, row_wise: bool) -> list[str]:
-    """What a reader of the figures must know."""
+    """Notes for readers of the figures."""
     rounds = comparison.answers(OUT_OF_CORE)
     said = [
         f"{ratio}: {len(rounds)} rounds of {rounds[0]['steps']} steps each; medians. In a round "

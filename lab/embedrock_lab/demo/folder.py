@@ -15,7 +15,7 @@ from embedrock_lab.demo.settings import Settings, ShapedSettings
 
 #: Distinct keys of a sample, rounded up: how many rows a step may write.
 _KEYS_PER_SAMPLE = 8
-#: What a store takes beside its rows, and what is left to others.
+#: Size of a store relative to its rows, and bytes that are left to others.
 _STORE_FACTOR, _FREE_BYTES_MIN = 1.3, 1 << 30
 
 _S = TypeVar("_S", bound=Settings)

@@ -1,4 +1,4 @@
-"""What a demo has to keep to: equal results, and memory within the budget."""
+"""Requirements of a demo: equal results, and memory within the budget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Result = dict[str, Any]
 
 
 def failures(figures: Result) -> list[str]:
-    """What was not reached, as sentences; empty when all is well."""
+    """Missed targets, as sentences; empty when all is well."""
     found = []
     difference = figures["auc_difference"]
     if difference is None or difference > AUC_DIFFERENCE_MAX:
@@ -24,7 +24,7 @@ def failures(figures: Result) -> list[str]:
 
 
 def memory_figures(budget: int, memory: Result) -> Result:
-    """What the engine may take with a budget, and what it took in the process without PyTorch."""
+    """Memory limit of the engine with a budget, and its use in the process without PyTorch."""
     limit = memory_limit(budget)
     return {
         "embedding_budget_bytes": budget,

@@ -16,7 +16,7 @@ EMBEDROCK = "Embedrock"
 """Out of core as a loop of users has it: announcing where a `LookaheadLoader` finds that it pays,
 and a pipeline."""
 SYSTEMS = (LOOK_AHEAD, OUT_OF_CORE, WHOLE_BUDGET, PLAIN_TORCH)
-"""Whose speeds are compared."""
+"""Systems whose speeds are compared."""
 
 
 def store_path(settings: Settings, name: str) -> Path:

@@ -1,7 +1,7 @@
 """The training runs of the demo, each in a child process of its own.
 
 All start from the same initial rows and dense weights, see the same batches in the same order and
-use the same number of threads. What a run returns is JSON; its per-step losses go to a file.
+use the same number of threads. A run returns JSON; its per-step losses go to a file.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _train(
     cpu_before = process_time()
     history = History(trainer, store)
     watch = None
-    if store is not None and name == OUT_OF_CORE:  # where rows are read
+    if store is not None and name == OUT_OF_CORE:  # the run that reads rows
         watch = StepReport(store, trainer.optimizers, steps_per_row=_STEPS_PER_ROW)
     for epoch in range(settings.recipe.epochs):
         trainer.scale_learning_rates(settings.recipe.lr_decay**epoch)

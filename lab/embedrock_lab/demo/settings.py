@@ -1,4 +1,4 @@
-"""What a demo runs with: one JSON file that every child process reads."""
+"""Settings of a demo: one JSON file that every child process reads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SPEED_BOTTOM, _SPEED_TOP = (512, 256, 64), (512, 256)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What both demos have: where stores are made, the model, the budget."""
+    """Common settings of both demos: the folder of stores, the model, the budget."""
 
     folder: str
     recipe: Recipe
@@ -108,7 +108,7 @@ class DemoSettings(Settings):
         return crosses.click_dataset(ratings, holdout=self.holdout, seed=self.seed)
 
     def source(self) -> Path:
-        """Where the data is; MovieLens is fetched where no other is given."""
+        """Path of the data; MovieLens is fetched if no other is given."""
         return fetch.movielens_100k(self.cache_dir) if self.data is None else Path(self.data)
 
     def for_speed(self) -> DemoSettings:

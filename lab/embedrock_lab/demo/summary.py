@@ -1,4 +1,4 @@
-"""What came of both parts: the report, a sentence, a table of seven lines."""
+"""Results of both parts: the report, a sentence, a table of seven lines."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def rows(whole: Result) -> list[tuple[str, str, str]]:
 def _notes(
     quality: DemoSettings, speed: ShapedSettings, figures: Result, held: comparison.Comparison
 ) -> list[str]:
-    """What a reader of the figures must know."""
+    """Notes for readers of the figures."""
     name = "MovieLens-100K with crosses" if quality.data is None else quality.data
     notes = [
         f"Results: {name}, {figures['rows_quality']:,} rows, {quality.recipe.epochs} epochs, one "

@@ -150,7 +150,7 @@ class _System:
         return answer
 
     def finish(self) -> dict[str, Any]:
-        """What is left to say when all rounds are over."""
+        """Remaining results when all rounds are over."""
         if self._loader is not None and self._store is not None:
             window = self._store.window.stats()
             self._store.window.resume()

@@ -1,1 +1,1 @@
-"""What every measurement needs: the machine's facts, rounds that notice noise, rows to verify."""
+"""Common parts of measurements: the machine's facts, rounds that notice noise, rows to verify."""

@@ -1,4 +1,4 @@
-"""What a benchmark ran on, and how much of it was somebody else's at the time."""
+"""The machine of a benchmark, and its load from other processes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def memory_limit(budget: int) -> int:
 
 
 def memory_facts(store: embedrock.Store, budget: int, rss_before: int) -> dict[str, Any]:
-    """What a store says it takes, and how much its process grew since ``reset_peak_rss``."""
+    """Memory that a store reports, and growth of its process since ``reset_peak_rss``."""
     grown = peak_rss_bytes() - rss_before
     return {
         **store.stats()["memory"],

@@ -91,7 +91,7 @@ def _open_schedstat() -> int | None:
 
 @dataclass
 class Rounds:
-    """What ``interleave`` measured: for each round, one result a system."""
+    """Measurements of ``interleave``: for each round, one result a system."""
 
     counted: list[list[Timed]]
     """The rounds that the medians are over."""
@@ -100,9 +100,9 @@ class Rounds:
     busy: bool = False
     """Some that count waited for a core."""
     quiet: int | None = None
-    """How many of them did not, the first ones; None: all."""
+    """Number of counted rounds that did not, the first ones; None: all."""
     notes: list[str] = field(default_factory=list)
-    """What a reader must know of the rounds."""
+    """Notes for readers of the rounds."""
 
     def ratio(self, numerator: int, denominator: int) -> float:
         """Median over rounds of one system's rate divided by another's."""

@@ -47,7 +47,7 @@ def values_of(keys: npt.NDArray[np.integer], dim: int, version: int = 0) -> Floa
 def mismatches(
     found: Floats, keys: npt.NDArray[np.integer], version: int = 0, dtype: str = "float32"
 ) -> int:
-    """How many rows are not those of their keys, rounded to the dtype."""
+    """Number of rows that differ from those of their keys, rounded to the dtype."""
     dim, wrong = found.shape[-1], 0
     for begin in range(0, len(keys), SLICE_ROWS):
         part = slice(begin, begin + SLICE_ROWS)

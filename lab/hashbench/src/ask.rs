@@ -1,4 +1,4 @@
-//! What the program can be asked, and what it keeps between two lines.
+//! Requests to the program, and the state that it keeps between two lines.
 
 use crate::maps::{LookUps, Map, MapName};
 use crate::{probes, regions};

@@ -13,7 +13,7 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::Instant;
 
-/// Which map.
+/// The measured map.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Hash)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum MapName {
@@ -27,7 +27,7 @@ pub(crate) enum MapName {
     Hashbrown,
 }
 
-/// What PETHash asks for ahead.
+/// The prefetching of PETHash.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Ahead {

@@ -10,7 +10,7 @@ use std::time::Instant;
 /// Rows of a call while a region is made: few calls have fewer fences, which wait for the disk.
 const MAKE_ROWS: u64 = 65_536;
 
-/// What is done with a region that is opened.
+/// Work on a region that is opened.
 pub(crate) struct Opening {
     /// Rows that [`make`] has put.
     pub(crate) rows: u64,
@@ -61,7 +61,7 @@ pub(crate) fn make(
 }
 
 /// Opens a region and reads uniform rows, against the clock; then puts rows of new keys, also
-/// against it. What is read is compared outside of both.
+/// timed. Rows are compared outside of both times.
 pub(crate) fn open(file: &Path, of: &Opening) -> Result<Value, String> {
     let numbers: Vec<u64> = (0..of.keys).map(|i| scatter(i ^ of.seed << 40) % of.rows).collect();
     let keys: Vec<u64> = numbers.iter().map(|number| scatter(*number)).collect();

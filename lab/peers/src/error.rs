@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What went wrong, in one line: who, what came, what was expected.
+/// An error in one line: the subject, the value that came, the expected one.
 #[derive(Debug)]
 pub(crate) struct Error(String);
 

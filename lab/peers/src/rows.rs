@@ -1,4 +1,4 @@
-//! What every row must hold, as a function of its key and of how often it was written.
+//! The expected content of every row, as a function of its key and its number of writes.
 //!
 //! The base values are those of `values_of` in `lab/embedrock_lab/measure/rows.py`, bit for bit:
 //! multiples of 2^-23 in [0, 1). A step adds 2^-23, so sums below 2 are exact and a row that is
@@ -12,7 +12,7 @@ pub(crate) const STEP: f32 = 1.0 / 8_388_608.0;
 const GRADIENT: f32 = 0.0625;
 const LEARNING_RATE: f32 = 0.05;
 const EPSILON: f32 = 1e-10;
-/// How far values may be from the sum of steps in double precision after row-wise Adagrad.
+/// Allowed distance of values from the sum of steps in double precision after row-wise Adagrad.
 const TOLERANCE: f32 = 1e-4;
 
 /// The base value of `key` at each place, in units of 2^-23.
@@ -60,13 +60,13 @@ pub(crate) fn adagrad(dim: usize, rows: &mut [f32]) {
     }
 }
 
-/// How often each row was written, and with that what it must hold.
+/// Number of writes of each row, which gives its expected content.
 pub(crate) struct Expected {
     dim: usize,
     words: usize,
     adagrad: bool,
     writes: Vec<u32>,
-    /// How far the values moved after n steps of Adagrad; as long as the most written row needs.
+    /// Distance of the values after n steps of Adagrad; as long as the most written row needs.
     moved: Vec<f64>,
     row: Vec<f32>,
 }
@@ -95,7 +95,7 @@ impl Expected {
         std::hint::black_box(&mut self.writes).fill(0);
     }
 
-    /// How many of the rows read are not what they must be.
+    /// Number of read rows that differ from the expected ones.
     pub(crate) fn mismatches(&mut self, keys: &[u64], rows: &[f32]) -> usize {
         let pairs = keys.iter().zip(rows.chunks_exact(self.words));
         pairs.filter(|&(&key, row)| !self.matches(key, row)).count()

@@ -84,7 +84,7 @@ fn fill(settings: &Settings, engine: &mut dyn Engine, bytes: usize) -> Result<()
     Ok(())
 }
 
-/// What is counted per batch.
+/// Figures of each batch.
 #[derive(Default)]
 struct Series {
     get_ns: Vec<u64>,
@@ -119,7 +119,7 @@ impl Series {
     }
 }
 
-/// What counts up while a process lives, at the beginning of the first batch.
+/// Counters of the process at the beginning of the first batch.
 struct Before {
     cpu_ns: u64,
     bytes: (u64, u64),
@@ -134,7 +134,7 @@ pub(crate) struct Run<'a> {
     expected: Expected,
     rows: Vec<f32>,
     series: Series,
-    /// What the store had done at the beginning of each window, and at the end.
+    /// Counters of the store at the beginning of each window, and at the end.
     counts: Vec<Value>,
     verified: u64,
     mismatches: u64,
@@ -225,7 +225,7 @@ impl<'a> Run<'a> {
         Ok(report)
     }
 
-    /// What reads rows ahead, in mode `window`.
+    /// The reader of rows ahead, in mode `window`.
     fn windows(&self, engine: &dyn Engine) -> Result<Option<Windows>> {
         let (Mode::Window, Some(window)) = (self.settings.mode, self.settings.window) else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! What the parent asks for: one JSON object on the first line of standard input.
+//! The request of the parent: one JSON object on the first line of standard input.
 //!
 //! Options of an engine are laid over its defaults for the mode, so that a report always holds the
 //! complete settings of a run; an option that the engine does not have is an error, never ignored.
@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{Doing, Error, Result};
 
-/// What one run is asked to do. Settings for other programs may lie beside these.
+/// The settings of one run. Settings for other programs may be beside these.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Settings {
     pub(crate) engine: String,
@@ -25,19 +25,19 @@ pub(crate) struct Settings {
     pub(crate) memory_bytes: u64,
     #[serde(default)]
     pub(crate) trace: Option<TraceFiles>,
-    /// How many batches at most; 0 is all of the trace.
+    /// Largest number of batches; 0 is all of the trace.
     #[serde(default)]
     pub(crate) batches: usize,
     #[serde(default)]
     pub(crate) seconds_max: Option<f64>,
-    /// What mode `window` needs.
+    /// Settings of mode `window`.
     #[serde(default)]
     pub(crate) window: Option<Window>,
     #[serde(default)]
     pub(crate) options: Map<String, Value>,
 }
 
-/// How rows are read ahead in mode `window`.
+/// Settings of reading rows ahead in mode `window`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Window {
@@ -54,7 +54,7 @@ fn sorted_usually() -> bool {
     true
 }
 
-/// Where the trace lies.
+/// The files of the trace.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TraceFiles {
@@ -62,7 +62,7 @@ pub(crate) struct TraceFiles {
     pub(crate) offsets: PathBuf,
 }
 
-/// What is done with the keys of a batch.
+/// The operation on the keys of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Mode {
@@ -77,7 +77,7 @@ pub(crate) enum Mode {
     YcsbF,
 }
 
-/// How the rows that a batch writes come about.
+/// Origin of the rows that a batch writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// Rows as they were read, each value plus one step.
@@ -88,7 +88,7 @@ pub(crate) enum Change {
     Blind,
 }
 
-/// Which keys of a batch are read, and which are written afterwards.
+/// The keys of a batch that are read, and those that are written afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) gets: Range<usize>,
@@ -97,7 +97,7 @@ pub(crate) struct Plan {
 }
 
 impl Mode {
-    /// What to do with a batch of `count` keys. The parts of YCSB are rounded down: of 7 keys
+    /// The operation on a batch of `count` keys. The parts of YCSB are rounded down: of 7 keys
     /// workload A reads 3 and writes 4.
     pub(crate) fn plan(self, count: usize) -> Plan {
         let half = count / 2;

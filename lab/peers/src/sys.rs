@@ -1,4 +1,4 @@
-//! What the kernel knows of this process: clocks, bytes, waits, memory; and the page cache of the
+//! The kernel's figures for this process: clocks, bytes, waits, memory; and the page cache of the
 //! files of a store.
 #![expect(unsafe_code, reason = "clocks, fault counts and file advice have no interface in std")]
 
@@ -44,7 +44,7 @@ pub(crate) fn device_bytes() -> (u64, u64) {
     (field(&text, "read_bytes:"), field(&text, "write_bytes:"))
 }
 
-/// How long the calling thread waited for a core so far.
+/// Time that the calling thread has waited for a core so far.
 pub(crate) fn wait_ns() -> u64 {
     let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or(0)

@@ -89,7 +89,7 @@ impl Trace {
         Self { values: batches.concat(), offsets }
     }
 
-    /// How many batches there are.
+    /// Number of batches.
     pub(crate) fn len(&self) -> usize {
         self.offsets.len() - 1
     }
@@ -129,7 +129,7 @@ fn read_words(path: &Path, words_max: usize) -> Result<Vec<u64>> {
         words.extend(whole.iter().map(|word| u64::from_le_bytes(*word)));
         left -= whole.len();
     }
-    // What this read into the page cache would be memory for a store that lives there.
+    // Pages that this read into the page cache would be memory for a store that lives there.
     sys::forget_file(&file);
     Ok(words)
 }

@@ -26,7 +26,7 @@ struct Buffer {
     /// Distinct, in order.
     keys: Vec<u64>,
     rows: Vec<f32>,
-    /// Where the rows belong that the window before has.
+    /// Positions of the rows that the window before has.
     shared: Vec<u32>,
 }
 
@@ -154,7 +154,7 @@ fn ended() -> Error {
     Error::new("the thread that reads ahead ended")
 }
 
-/// Where a key is among keys in order.
+/// Index of a key among keys in order.
 fn slot_of(keys: &[u64], key: u64) -> Result<usize> {
     let slot = keys.partition_point(|&one| one < key);
     match keys.get(slot) {

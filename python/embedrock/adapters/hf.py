@@ -37,7 +37,7 @@ class Commits(_of_transformers("TrainerCallback")):  # type: ignore[misc]
     in place before they load the parameters. Pass it to the ``Trainer`` when that is made, with
     ``optimizers=(embedrock.optim.Together(...), scheduler)``.
 
-    The commit of each checkpoint is pinned as long as its folder exists, whoever removes it, so the
+    The commit of each checkpoint is pinned until its folder is removed or moved, by anyone, so the
     best model finds its rows however many checkpoints came after. If training goes on from an
     earlier checkpoint, later ones lose their rows, with a warning.
 

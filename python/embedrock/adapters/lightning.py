@@ -38,7 +38,7 @@ class Commits(_callback()):  # type: ignore[misc]
     ``"best"`` and ``"last"`` included, brings the rows back in place before it loads the
     parameters.
 
-    The commit of each checkpoint is pinned as long as its file exists, whoever removes it, so
+    The commit of each checkpoint is pinned until its file is removed or moved, by anyone, so
     ``ckpt_path="best"`` finds its rows however many checkpoints came after. If training goes on
     from an earlier checkpoint, later ones lose their rows, with a warning; evaluation loses
     nothing. An exception in training leaves the store at its last commit once it is opened again.

@@ -2,7 +2,7 @@
 
 Owns one thread for each store that is asked for it, from the first request until the store is
 closed. The thread works requests off in their order; each is one get of the engine, without the
-interpreter lock. What always holds:
+interpreter lock. Invariants:
 
 * An array is kept alive until it is filled, and is the request's alone: a second request for the
   same memory is refused until the first is done.

@@ -1,4 +1,4 @@
-"""How results look on a terminal, and the arguments that several commands share."""
+"""Format of results on a terminal, and the arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def add_folders(command: argparse.ArgumentParser, regions: str = "") -> None:
 
 
 def add_writing(command: argparse.ArgumentParser) -> None:
-    """How a command opens a store to write."""
+    """Adds options of commands that open a store to write."""
     command.add_argument(
         "--memory", default="256MiB", help="memory for the store: the index must fit (256MiB)"
     )

@@ -104,8 +104,8 @@ def is_coded_list(kind: Any) -> bool:
 
 
 def expected_of(kind: Any, role: str, rules: int) -> str | None:
-    """Expected type in place of this column's, and the way out; None if the column can be read in
-    its role: `label`, `dense`, `categorical` or `ids`."""
+    """Text of an error about a column of this type: what is expected, and the way out; None if the
+    column can be read in its role: `label`, `dense`, `categorical` or `ids`."""
     single, is_list = value_kind(kind)
     if role in ("label", "dense") and is_list:
         what = "a number, a Boolean or a text"
@@ -287,7 +287,7 @@ def _floats(column: Any, of_null: float) -> NDArray[np.float64]:
     import pyarrow
     from pyarrow import compute
 
-    if _is(column.type, "float16"):  # which older ones do not cast
+    if _is(column.type, "float16"):  # older pyarrows do not cast it
         found: NDArray[np.float64] = column.to_numpy(zero_copy_only=False).astype(np.float64)
         found[column.is_null().to_numpy(zero_copy_only=False)] = of_null
         return found

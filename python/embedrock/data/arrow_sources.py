@@ -120,7 +120,7 @@ def _columns(
     labels = label if isinstance(label, str) else tuple(label)
     if categorical is None and dense is None:
         named = {*((labels,) if isinstance(labels, str) else labels), *ids}
-        is_whole = named <= {*schema.names}  # what is not there is told before what is not named
+        is_whole = named <= {*schema.names}  # missing columns are reported before unnamed ones
         named |= {*_index_columns(schema)}
         rest = [field for field in schema if field.name not in named]
         dense = [field.name for field in rest if _is_number(field)]

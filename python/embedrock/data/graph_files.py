@@ -258,7 +258,7 @@ def _warn_dense(path: Path, shape: tuple[int, int], ones: int, has_names: bool =
     if size <= _DENSE_BYTES or ones * _DENSE_TIMES >= nodes * width:
         return
     fewer = "keep the places that say most"
-    if not has_names:  # whose rows have no order
+    if not has_names:  # the rows have no order
         fewer = (
             "put a projection of them in its place as features.npy (TruncatedSVD of scikit-learn, "
             "to 128 columns)"

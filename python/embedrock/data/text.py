@@ -90,7 +90,7 @@ class TextStream:
             self.close()
             raise
         if begin.startswith(_MARK) and not keep_mark:
-            self.mark_bytes = len(_MARK)  # which are not read
+            self.mark_bytes = len(_MARK)  # not part of the text
         self._ahead, self.offset = begin[self.mark_bytes :], self.mark_bytes
 
     def read(self, size: int) -> bytes:

@@ -277,7 +277,7 @@ class ShardWindow:
             table.local: by_table(pieces, i) for i, (table, _) in enumerate(parts)
         }
         local = None
-        with contextlib.suppress(EmbedrockError):  # whoever reads the rows hears of it
+        with contextlib.suppress(EmbedrockError):  # reading the rows raises it again
             local = shard.store.window.announce(announced)
         places = {name: place for place, name in enumerate(names)}
         self._exchanged += 1

@@ -37,7 +37,7 @@ _APART = (
 _COMMIT = re.compile(
     r"commit: \d+ bytes are outdated, which commits release; where that is not enough, "
 )
-"""Advice of a full store that is wrong for ranks, where committing releases nothing."""
+"""Advice of a full store to commit; after a failed change no rank may."""
 
 
 class Changes:

@@ -276,7 +276,7 @@ class LogReader:
             return damage.end >= size - self._place.offset
         seen = (self._number, self._place, size)
         if self._torn == seen:
-            return True  # whoever waits asks often, and the zeros may be many
+            return True  # polls are frequent, and the zeros may be many
         if np.frombuffer(rest, np.uint8)[RECORD_HEADER_BYTES:].any():
             return False
         at = self._place.offset + len(rest)

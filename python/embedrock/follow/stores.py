@@ -70,7 +70,7 @@ def apply_changes(store: Store, changes: Iterable[ChangedRows]) -> tuple[int, in
     rows = deleted = 0
     try:
         batches = iter(changes)
-    except (TypeError, RuntimeError) as error:  # what PyTorch says of a jagged tensor
+    except (TypeError, RuntimeError) as error:  # PyTorch's error for a jagged tensor
         raise MisuseError(f"changes is {shown(changes)}, expected {_CHANGES}") from error
     for batch in batches:
         if not isinstance(batch, ChangedRows):

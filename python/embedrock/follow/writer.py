@@ -110,7 +110,7 @@ class LogWriter(RecordWriter):
             try:
                 os.fsync(self._file)
             except OSError:
-                self._broken = True  # what a failed fsync has dropped, a second one does not report
+                self._broken = True  # a second fsync does not report data that a failed one dropped
                 raise
 
     def rotate(self) -> None:

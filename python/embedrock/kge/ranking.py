@@ -1,12 +1,12 @@
-"""Ranks of true entities among all others: one scan of the table, whatever is asked.
+"""Ranks of true entities among all others, with one scan of the table for all queries.
 
-Entities are outside, queries inside: the vectors of all queries are held, the rows of the table
-come by once, and each block of rows is scored against every query. So the cost of
+The outer loop is over entities, the inner one over queries: the vectors of all queries stay in
+memory, the table is read once, and each block of rows is scored against every query. So the cost of
 reading does not depend on how many triples are ranked, and memory is that of the queries and of one
 block of scores.
 
-What always holds: a score that is compared with others was computed by the same code on blocks of
-the same shape, so an entity whose row is the answer's has the answer's score to the bit.
+Invariant: scores that are compared come from the same code on blocks of the same shape, so an
+entity with the same row as the answer has the same score, to the bit.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Ranks:
     candidates: dict[str, Ids]
     """By side, ``(Q,)``: how many candidates there were, the answer included."""
     scans: int = 0
-    """How often the table was read: once, unless the queries did not fit ``query_bytes``."""
+    """Number of passes over the table: one, unless the queries did not fit ``query_bytes``."""
     inexact: int = 0
     """Answers whose score among all others was not, to the bit, the one that others were compared
     with: their ties may be counted wrong. 0 for the interactions of this package, as far as a
@@ -113,7 +113,7 @@ class Queries:
     answers: Ids
     score: Score
     known: Known
-    """Which other answers are true and do not count."""
+    """The other true answers, which do not count."""
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -136,16 +136,16 @@ def rank(
     Args:
         model: The model; its rows are read as they are, without gradients.
         triples: ``(N, 3)`` ids, those to measure with.
-        known: Arrays of true triples. Of the candidates for an answer those that are true too do
-            not count (*filtered* ranks); without any, ranks are raw.
-        sides: What to ask for: ``"head"``, ``"tail"`` or both.
+        known: Arrays of true triples. Other true candidates for an answer do not count (*filtered*
+            ranks); without any, ranks are raw.
+        sides: The end to predict: ``"head"``, ``"tail"`` or both.
         num_entities: Candidates are the ids below; None: as many as the entities have.
         block: Queries that are scored at a time.
         chunk: Entities that are scored at a time.
-        query_bytes: The most that the queries may take; beyond it the table is read again for the
-            next ones, and ``Ranks.scans`` says how often.
-        fresh: What is made of rows that were never written before they are scored, such as
-            ``embedrock.kge.unit`` where :class:`RowConstraint` keeps the others.
+        query_bytes: Memory limit of the queries; beyond it the table is read again for the next
+            ones, and ``Ranks.scans`` counts these passes.
+        fresh: A function applied to rows that were never written before they are scored, such as
+            ``embedrock.kge.unit`` if :class:`RowConstraint` keeps the others.
 
     Errors: ``KeyRangeError`` for an entity that is not there, ``MisuseError``, and
     ``NonFiniteError`` when a score is NaN or infinite.
@@ -210,7 +210,8 @@ def rank_queries(
 ) -> Ranks:
     """Ranks the answers of queries by side, with one scan of the rows.
 
-    What :func:`rank` does with a score of one's own: that of another library's model for example.
+    Like :func:`rank`, but with the caller's own score function: that of another library's model for
+    example.
 
     Errors, Blocking: as for :func:`rank`.
     """

@@ -28,7 +28,7 @@ Fresh: TypeAlias = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 
 def looked_up(module: nn.Module, ids: Tensor) -> Tensor:
     """The rows of some ids, which are brought to where the module looks them up."""
-    if not isinstance(module, Embedding):  # which takes them from anywhere
+    if not isinstance(module, Embedding):  # ours takes ids on any device
         place = next(chain(module.parameters(), module.buffers()), None)
         ids = ids if place is None else ids.to(place.device)
     rows: Tensor = module(ids)
@@ -59,7 +59,7 @@ class EntityRows:
         self._table = getattr(entities, "table", None) if isinstance(entities, Embedding) else None
 
     def __len__(self) -> int:
-        """How many entities there are."""
+        """Number of entities."""
         return self._count
 
     @property

@@ -1,8 +1,8 @@
 """Reads knowledge graphs: text files with a triple a line, head, relation and tail, by tabs.
 
-Names become ids in the order in which they occur first, block of text by block, so one set of
-files always gives the same ids. What always holds: every triple that is read has ids of names that
-are there; what has not is an error that says which file, line and name, or is counted.
+Names become ids in the order in which they occur first, block of text by block, so one set of files
+always gives the same ids. Invariant: every triple that is read has ids of known names; any other
+raises an error with file, line and name, or is counted.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def read(
     Args:
         train: The file of triples to train with, or a folder with all parts (``train.tsv``,
             ``valid.txt.gz``, ...).
-        valid: The file of those to choose a model by.
-        test: The file of those to measure it with.
-        unknown: What to do with a triple of ``valid`` or ``test`` with an entity or relation that
+        valid: The file of triples to choose a model by.
+        test: The file of triples to measure it with.
+        unknown: Handling of triples of ``valid`` or ``test`` with an entity or relation that
             ``train`` does not have: ``"refuse"`` raises; ``"skip"`` leaves it out and counts it in
             ``Graph.skipped``; ``"add"`` gives the name an id, whose row is never trained.
         skip_bad_lines: Leave malformed lines out and count them, instead of raising.

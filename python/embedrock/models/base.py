@@ -1,7 +1,7 @@
 """The interface of click models for the trainer: embeddings from outside, a head, a loss.
 
 The embeddings are a module, so that a model runs with tables on storage (`StoreEmbeddings`) and in
-memory (`MemoryEmbeddings`). What always holds: all other parameters are in child modules, which
+memory (`MemoryEmbeddings`). Invariant: all other parameters are in child modules, which
 `dense_modules` lists.
 """
 
@@ -45,7 +45,8 @@ class ClickModel(nn.Module):  # type: ignore[misc]
         return self.head(dense, self.embeddings(keys, offsets))
 
     def keys_of(self, batch: Any) -> Any:
-        """What the embeddings will read for a batch, for look-ahead (:mod:`embedrock.pipeline`)."""
+        """The keys that the embeddings will read for a batch, for look-ahead
+        (:mod:`embedrock.pipeline`)."""
         return self.embeddings.keys_of(batch)
 
     def head(self, dense: Tensor, embedded: Any) -> Tensor:
@@ -53,8 +54,8 @@ class ClickModel(nn.Module):  # type: ignore[misc]
         raise NotImplementedError(f"{type(self).__name__} has no head")
 
     def loss(self, dense: Tensor, embedded: Any, labels: Tensor) -> Tensor:
-        """What training lowers: mean binary cross entropy, over targets too where there are
-        several. Labels have the shape of the logits."""
+        """The training loss: mean binary cross entropy, also over targets if there are several.
+        Labels have the shape of the logits."""
         return F.binary_cross_entropy_with_logits(self.head(dense, embedded), labels)
 
     def dense_modules(self) -> nn.ModuleDict:

@@ -42,7 +42,7 @@ class Sample:
     nodes: Tensor
     edges: Tensor
     nodes_within: tuple[int, ...]
-    """How many nodes lie within so many hops, from 0 on."""
+    """Number of nodes within each number of hops, from 0 on."""
     edges_within: tuple[int, ...]
 
 

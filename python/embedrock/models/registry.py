@@ -2,8 +2,8 @@
 
 Those of clicks are `MODELS`, those of the nodes of a graph `NODE_MODELS`.
 
-Known without PyTorch, so that `embedrock train --help` is. A model's module is imported when the
-model is made. What always holds: all that shapes a model beside its data is in its options.
+This module does not import PyTorch, so that `embedrock train --help` is quick. A model's module is
+imported when the model is made. Invariant: beside its data, a model depends on its options alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Bags as callers give them: checked before anything is read, and pooled by torch.
+"""Bags as passed by callers: checked before anything is read, and pooled by torch.
 
-Owns what ids, offsets and weights mean. What always holds: torch is handed bags that it pools as
-its documentation says. It does not look itself at offsets that fall, and what it does then depends
-on the mode: sums of other bags, means of too many ids, gradients of memory that nobody wrote.
+Owns the meaning of ids, offsets and weights. Invariant: torch gets only bags that it pools as
+documented. It does not check for decreasing offsets, and with these its result depends on the mode:
+sums of other bags, means of too many ids, gradients from uninitialized memory.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def check_bags(
 ) -> None:
     """Refuses bags of the wrong shape before anything is read."""
     if not isinstance(ids, Tensor):
-        host_ids({name: ids})  # which says how to make a tensor of it
+        host_ids({name: ids})  # its error says how to make a tensor of it
     if not _is_plain(ids) or ids.dim() not in (1, 2):
         shape = tuple(ids.shape) if _is_plain(ids) else shown(ids)
         raise MisuseError(f"{name} is {shape}, expected a plain tensor of one or two dimensions")

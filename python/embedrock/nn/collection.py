@@ -53,7 +53,7 @@ class EmbeddingBagConfig:
     initializer: InitializerLike | None = None
     """As for ``Embedding``."""
     expected_rows: int | None = None
-    """How many rows a growing table will reach."""
+    """Number of rows that a growing table will reach."""
     dtype: torch.dtype | None = None
     """As for ``Embedding``."""
     rounding: Rounding | None = None
@@ -73,11 +73,11 @@ class EmbeddingBagCollection(RowsModule):
     Args:
         tables: The tables and their features.
         store: The open store, or one of a server (``embedrock.connect``).
-        include_last_offset: Offsets have ``B + 1`` entries, the last one where the last bag ends;
-            values behind it are left out.
+        include_last_offset: Offsets have ``B + 1`` entries, the last one being the end of the last
+            bag; values after it are left out.
         concatenate: Return one tensor instead of a dict.
-        is_weighted: Of a ``KeyedJaggedTensor``, use the weights, which it must have then.
-        device: Where outputs go.
+        is_weighted: Use the weights of a ``KeyedJaggedTensor``, which must have some.
+        device: Device of the outputs.
         output_dtype: The dtype of outputs; None: float32.
 
     Shapes: ``features {name: (values (N,), offsets (B,))}``, or ``(values, offsets,
@@ -220,8 +220,8 @@ class EmbeddingBagCollection(RowsModule):
     def _look_up(
         self, given: Mapping[str, Bag], last: bool, concatenate: bool
     ) -> tuple[dict[str, Tensor], list[tuple[str, str, str, Found, Tensor, Bag]]]:
-        """What is pooled at once, by output or joined, and what torch is to pool one by one:
-        output, feature, mode, rows, places and bags."""
+        """Outputs that are pooled together, by name or joined, and the parts for torch to pool one
+        by one: output, feature, mode, rows, places and bags."""
         bags = self._in_bags(given, last)
         asks, lengths = self._asks(bags)
         parts = read(self, asks)

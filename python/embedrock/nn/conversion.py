@@ -1,8 +1,8 @@
-"""``convert``: tables in the place of a model's embedding modules.
+"""``convert``: tables instead of a model's embedding modules.
 
-Owns which modules can be replaced and why others cannot, and the way of their rows into the store.
-What always holds: everything is checked before the first table is made, so a refusal leaves model
-and store as they were; and a weight that something else would go on using is never replaced.
+Owns the choice of modules that can be replaced, the reasons against others, and the transfer of
+rows into the store. Invariants: everything is checked before the first table is made, so a refusal
+leaves model and store as they were; and a weight that is also used elsewhere is never replaced.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ def convert(
     prefix: str = "",
     load: bool = True,
 ) -> dict[str, RowsModule]:
-    """Puts tables in the place of a model's ``torch.nn.Embedding`` and ``EmbeddingBag``.
+    """Replaces by tables a model's ``torch.nn.Embedding`` and ``EmbeddingBag``.
 
     The model is changed in place; its code stays as it is. Subclasses that leave ``forward`` as it
     is are replaced, too. A module that occurs several times in the model stays one module, and
     modules that share a weight share a table. Arguments, device, training mode and frozen weights
     are carried over; gradients need not be ``sparse``.
 
-    A table gets the rows of the weight, or, where the model was built within :func:`deferred`,
-    initial rows of the distribution that the weight would have been filled with. A table that the
-    store has already, with the rows of an earlier run, keeps them: it goes with a deferred weight
-    or with ``load=False``. What a deferred weight has of rows with a value of their own, that of
-    padding for example, is written where the table has none, as behind an interruption.
+    A table gets the rows of the weight, or, if the model was built within :func:`deferred`, initial
+    rows from the distribution that the weight would have been filled with. A table that exists in
+    the store, with the rows of an earlier run, keeps them: use it with a deferred weight or with
+    ``load=False``. Rows of a deferred weight with a value of their own, such as that of padding,
+    are written if the table has none yet, as after an interruption.
 
     Call it before anything takes the model's parameters: optimizers, lists of weights for a
     penalty. Make optimizers of ``embedrock.nn.dense_parameters(model)`` and of
@@ -97,9 +97,9 @@ def convert(
             so that an optimizer of these trains them, at its rate: give them one of their own
             (``docs/how-to/convert.md`` has the lines). Rates ten times apart are warned of.
         optimizer: As for ``Embedding``.
-        dtype: What tables store: ``torch.float32``, ``torch.float16`` or ``torch.bfloat16``; None
-            is the dtype of the weight, which outputs have in any case.
-        prefix: What the names of tables begin with. A module's path in the model follows.
+        dtype: Dtype of the stored rows: ``torch.float32``, ``torch.float16`` or ``torch.bfloat16``;
+            None is the dtype of the weight, which outputs have in any case.
+        prefix: Prefix of the names of tables, before a module's path in the model.
         load: Whether rows of weights are written to tables. False leaves existing tables as they
             are, and new ones at ``normal(0, 1)``.
 
@@ -304,7 +304,7 @@ def _take_weights(model: nn.Module, places: dict[str, nn.Module], prefix: str) -
             for module in weight.modules.values():
                 module._parameters["weight"] = None
         if any(ref() is not None for ref in references):
-            gc.collect()  # what only a circle of forgotten objects holds
+            gc.collect()  # objects that only a reference cycle keeps
     except BaseException:  # Ctrl-C
         _give_back(taken)
         raise

@@ -121,15 +121,15 @@ class _OneTable(RowsModule):
 
         Args:
             queries: One vector for each query, which is computed with as float32.
-            k: How many, 2**20 at most.
-            exclude: Ids that a query leaves out, what its user knows already for example: a list
+            k: Number of rows, 2**20 at most.
+            exclude: Ids that a query leaves out, such as those that its user knows already: a list
                 with ids or None for each query, a tensor ``(Q, N)``, or ``(ids, offsets (Q + 1,))``
-                as tensors. Ids that the table has not change nothing.
+                as tensors. Ids that are not in the table have no effect.
             ids: The ids to rank; None: all.
             block: Rows that are read at once: memory is that of a block and of 16 MiB of scores.
 
-        Shapes: ``queries (Q, embedding_dim) -> scores (Q, k) float32, ids (Q, k) int64``. Where
-        fewer than k rows are left, the score is -inf and the id -1.
+        Shapes: ``queries (Q, embedding_dim) -> scores (Q, k) float32, ids (Q, k) int64``. If fewer
+        than k rows are left, the score is -inf and the id -1.
 
         Errors: ``MisuseError`` for queries of another shape or that are not finite, and when the
         table is written to meanwhile; ``FullError`` where changed rows have no room on the disk;
@@ -171,22 +171,23 @@ class Embedding(_OneTable):
         padding_idx: An id whose row is zero from the start and never trained.
         max_norm: Not supported; None.
         norm_type: Only with ``max_norm``.
-        scale_grad_by_freq: Divide gradients by how often their id occurs in the batch.
+        scale_grad_by_freq: Divide gradients by the number of occurrences of their id in the batch.
         sparse: Accepted for compatibility.
         store: The open store, or one of a server (``embedrock.connect``).
         name: The table's name; two modules of one name share their rows.
-        optimizer: A name or description of ``embedrock.optimizers``; None keeps what an existing
-            table has and gives a new one row-wise Adagrad.
+        optimizer: A name or description of ``embedrock.optimizers``; None keeps that of an existing
+            table and gives a new one row-wise Adagrad.
         initializer: Rows that were never written, as ``embedrock.initializers`` describes them;
-            None keeps what an existing table has and gives a new one torch's ``normal(0, 1)``.
-        expected_rows: How many rows a growing table will reach: sizes its index and the budget.
-        device: Where outputs go.
-        dtype: What the table stores: ``torch.float32``, ``torch.float16`` or ``torch.bfloat16``;
-            None keeps what an existing table has and gives a new one float32.
+            None keeps that of an existing table and gives a new one torch's ``normal(0, 1)``.
+        expected_rows: Number of rows that a growing table will reach: sizes its index and the
+            budget.
+        device: Device of the outputs.
+        dtype: Dtype of the stored rows: ``torch.float32``, ``torch.float16`` or ``torch.bfloat16``;
+            None keeps that of an existing table and gives a new one float32.
         output_dtype: The dtype of outputs; None: that of the table. Sums, of bags and of
             gradients, are made in float32 whatever it is.
-        rounding: How updates round to float16 and bfloat16, as ``Store.table`` says.
-        storage: How rows are stored that are not in memory, as ``Store.table`` says: ``"lsm"`` is
+        rounding: Rounding of updates to float16 and bfloat16, as ``Store.table`` describes.
+        storage: Storage of rows that are not in memory, as ``Store.table`` describes: ``"lsm"`` is
             for small rows or very many, ``"pmem"`` for persistent memory.
         capacity: Rows for which a table with ``storage="pmem"`` has room.
 

@@ -45,13 +45,13 @@ class ReadTogether:
 
 
 def read_together(model: nn.Module, keys_of: KeysOf | None = None) -> ReadTogether:
-    """Lets the first module that a forward of the model calls read the rows of all of them.
+    """Makes the first module call in a forward of the model read the rows of all modules.
 
     For models with a module for each field, in a loop without :class:`embedrock.LookaheadLoader` or
-    :class:`embedrock.Pipeline`, which do it by themselves. Where rows are not in memory, one call
-    of the engine keeps the disk busy with all tables at once; a call for each module waits for each
-    table in turn. Results are the same: a module that is called again, whose ids are others than
-    ``keys_of`` said, or whose rows have changed since, reads for itself.
+    :class:`embedrock.Pipeline`, which do it by themselves. If rows are not in memory, one call of
+    the engine keeps the disk busy with all tables at once; a call for each module waits for each
+    table in turn. Results are the same: a module that is called again, with ids other than those of
+    ``keys_of``, or after its rows have changed, reads for itself.
 
     Args:
         model: The model, or the part of it whose forward calls the modules.

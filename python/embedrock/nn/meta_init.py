@@ -1,8 +1,8 @@
-"""``deferred``: models of others, built without memory for their big tables.
+"""``deferred``: building existing models without memory for their big tables.
 
-Owns what is known of a weight that was never made: which rows its initialization would have given
-it, and where it would have gone. What always holds: each operation that torch shows and that would
-have changed the weight is carried over to a table, or remembered as the reason why it cannot be.
+Owns the description of a weight that was never made: the rows from its initialization, and its
+device. Invariant: each visible torch operation that would have changed the weight is carried over
+to a table, or recorded as the reason why it cannot be.
 
 A deferred weight is a parameter on torch's ``meta`` device, which has a shape and no values. A
 dispatch mode sees what fills it, through views, too. A few functions of ``torch.nn.init`` do
@@ -54,7 +54,7 @@ class DeferredWeight:
     unclear: str | None = None
     """An operation behind that fill that cannot be carried over."""
     version: int | None = None
-    """How many changes torch had counted when the block ended; None: it has not."""
+    """Torch's count of changes when the block ended; None: it has not ended."""
 
     def is_of(self, weight: Tensor) -> bool:
         """Whether this is what a parameter is still made of."""
@@ -247,8 +247,8 @@ class _Fills(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _each(given: dict[str, Any], name: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """What an operation writes to, each with the arguments of its own where there are several, as
-    ``torch._foreach_mul_`` has."""
+    """The tensors that an operation writes to, each with its own arguments if there are several, as
+    for ``torch._foreach_mul_``."""
     if not isinstance(given[name], (list, tuple)):
         yield given[name], given
         return

@@ -1,9 +1,9 @@
 """The shared part of modules over tables: device, temporary parameters, and refusals.
 
-Owns the module's side of the pending rows. It never fetches rows. What always holds: the rows live
-in the store, so a module's ``state_dict`` says which they were and has none of them, and a module
-cannot be copied or pickled, but by reference; what it does hold can be made again from the store
-and the constructor's arguments.
+Owns the module's side of the pending rows. It never fetches rows. Invariants: the rows live in the
+store, so a module's ``state_dict`` identifies them and contains none; a module can be copied or
+pickled only by reference; its own state can be made again from the store and the constructor's
+arguments.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ class RowsModule(nn.Module):  # type: ignore[misc]
 
     **Freezing.** ``requires_grad_(False)`` on the module, or on any model that holds it, freezes
     its tables for forwards through it until ``requires_grad_(True)``, whether rows wait or not.
-    What does not is ``parameter.requires_grad = False`` in a loop over ``parameters()``, where
-    tables are listed only while their rows wait: it ends with these rows, and a warning says so.
+    Setting ``parameter.requires_grad = False`` in a loop over ``parameters()`` does not freeze
+    them: tables are listed there only while their rows wait, so it ends with these rows, and a
+    warning says so.
 
     **State dicts.** ``state_dict()`` has no rows: it says which they were, as a tensor under
     ``_extra_state``. ``load_state_dict`` of one that was saved beside other rows is refused with
@@ -252,7 +253,8 @@ class RowsModule(nn.Module):  # type: ignore[misc]
         return self
 
     def get_extra_state(self) -> Tensor:
-        """Which rows the module has now, as an int64 tensor: what its ``state_dict`` consists of.
+        """Identity of the module's present rows, as an int64 tensor: the whole content of its
+        ``state_dict``.
 
         Errors: ``ClosedError``, ``ForkedError``.
         """

@@ -2,20 +2,20 @@
 
 Owns, for one table, the tensor that ``parameters()``, ``clip_grad_norm_`` and ``GradScaler`` see:
 the rows of all distinct keys that forwards have read since the last optimizer step, and the sum of
-their gradients. It never talks to the engine. What always holds:
+their gradients. It never calls the engine. Invariants:
 
 * All modules on one table share one :class:`PendingRows`, and so one parameter. Each key has one
-  row in it however many forwards read it, so a norm over ``parameters()`` is the norm of the merged
-  gradient, exactly as for a table held in memory.
+  row in it, however many forwards read it, so a norm over ``parameters()`` is the norm of the
+  merged gradient, exactly as for a table held in memory.
 * Gradients of a key from several backward passes are added in float32 in the order in which
-  autograd delivers them: what ``.grad`` of a ``torch.nn.Embedding`` does.
+  autograd delivers them, as in ``.grad`` of a ``torch.nn.Embedding``.
 * The parameter object stays the same for the life of the modules; its contents and size change.
   Modules list it only while it holds rows, so ``torch.optim.Adam(model.parameters())`` before the
   first forward takes the dense parameters alone.
-* It requires a gradient as long as one of the modules that list it is not frozen. Where someone
-  has set it otherwise by hand, that ends with the rows.
-* Threads may run forwards of one table at once: what is shared changes under a lock. Serving
-  programs do, and nothing obliges them to disable gradients.
+* It requires a gradient as long as one of the modules that list it is not frozen. A value set by
+  hand ends with the rows.
+* Threads may run forwards of one table at once, as serving programs do, even with gradients
+  enabled: shared state changes under a lock.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Visit:
         self.generation = -1
         """Of which state of the pending rows ``places`` speaks."""
         self.returns = 0
-        """How often the store had gone back when the rows were read."""
+        """Number of times the store had gone back when the rows were read."""
         self.done = False
         """Whether the gradient has arrived."""
 
@@ -393,6 +393,6 @@ def pending_rows(table: RowTable) -> PendingRows:
 
 
 def _identity(table: RowTable) -> object:
-    """What tells a table from others of its store. A name may become another table's; the handle,
-    which tables of this process have, follows where the store goes back."""
+    """Identity of a table within its store. A name may become another table's; a handle, which
+    tables of this process have, stays valid when the store goes back."""
     return vars(table).get("_handle") if isinstance(table, Table) else table.name

@@ -2,14 +2,14 @@
 
 Owns the fast path of forwards on the CPU: the rows of all tables are one matrix, the places of all
 ids one index into it, so that pooling is one call and so is adding up gradients. It never reads
-rows. What always holds:
+rows. Invariants:
 
 * Outputs have the bits of torch's modules. Gradients of a key are added in the order in which its
-  ids occur, as ``torch.nn.Embedding`` does; torch's bags leave that order open
-  (:mod:`embedrock.nn`) and sort for it, which costs more than all the rest of the step.
-* Whatever torch does in another way stays with torch: weights, padding that occurs, ``mean`` of
-  bags of several ids (whose products torch may round or not), ``max``, tables with several
-  features (whose sums torch adds up), other devices.
+  ids occur, as ``torch.nn.Embedding`` does; torch's bags do not define that order
+  (:mod:`embedrock.nn`) and sort the ids, which costs more than all the rest of the step.
+* Cases with different arithmetic are left to torch: weights, padding that occurs, ``mean`` of bags
+  of several ids (whose products torch may round or not), ``max``, tables with several features
+  (whose sums torch adds up), other devices.
 """
 
 from __future__ import annotations
@@ -227,8 +227,8 @@ class _Lookup(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _wanted(nodes: Sequence[Any], gradients: Sequence[Tensor | None]) -> list[bool | None]:
-    """Whose gradient there is, and asked for: a backward may be limited to some parameters. None:
-    it is given out."""
+    """Whether the gradient of each input exists and is needed, as a backward may be limited to some
+    parameters. None: the gradient is passed on."""
     asked = [asks_for(node) for node in nodes]
     if len(gradients) == 1:
         return asked if gradients[0] is not None else [False] * len(asked)

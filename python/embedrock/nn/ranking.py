@@ -1,9 +1,9 @@
-"""Scores of queries against all rows of a table, in blocks: what others do with ``weight``.
+"""Scores of queries against all rows of a table, in blocks, as a product with ``weight`` in torch.
 
-Owns the pass over the table and what is kept of it. What always holds: rows come in the order in
-which they are stored, each once, so that the disk is read once for all queries; memory is that of a
-block of rows and of a part of its scores, beside what is returned. Rows of a dense table that were
-never written count as ``get`` reads them, as in ``Table.items(unwritten=True)``, which is the pass.
+Owns the pass over the table and its results. Invariants: rows come in storage order, each once, so
+that the disk is read once for all queries; beside the result, memory is that of a block of rows and
+of a part of its scores. Rows of a dense table that were never written count with the values that
+``get`` reads; the pass is ``Table.items(unwritten=True)``.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ def by_reference() -> Iterator[None]:
 def reduced(
     module: RowsModule, arguments: dict[str, Any], attributes: dict[str, Any], named: str
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """What pickles a module: its class and ``arguments`` beside the store, and the ``attributes``
-    that it has then."""
+    """Reduction of a module for pickling: its class and ``arguments`` beside the store, and its
+    ``attributes``."""
     here(module.store, f"pickling {named} by reference")
     store = cast(Store, module.store)
     where = (str(store.path), store.id, store.memory)

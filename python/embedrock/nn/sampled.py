@@ -35,12 +35,12 @@ def sampled_logits(
 
     Args:
         module: An ``embedrock.nn.Embedding`` or ``EmbeddingBag``, or one of torch's.
-        hidden: What the model predicts from.
-        targets: The id that is right for each.
-        negatives: Ids that are not, the same S for all, or S for each.
-        log_expected: The logarithm of how often the sampler is expected to draw each target and
-            each negative, in their shapes: it is taken off the logits, which makes the loss that of
-            the full softmax as S grows. None for a sampler that draws all ids alike.
+        hidden: The vectors that the model predicts from.
+        targets: The right id for each vector.
+        negatives: Wrong ids, the same S for all, or S for each.
+        log_expected: The logarithm of the expected count of each target and each negative among the
+            sampler's draws, in their shapes. It is subtracted from the logits, so that the loss
+            approaches that of the full softmax as S grows. None for a uniform sampler.
         mask_hits: A negative that is the target has the logit -inf.
 
     Shapes: ``hidden (*, D), targets (*), negatives (S,) or (*, S) -> (*, 1 + S)``, the target's

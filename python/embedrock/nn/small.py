@@ -1,8 +1,8 @@
 """Small tables that ``convert`` leaves with torch, and the rates at which they are trained.
 
-They are dense parameters, so the optimizer of the others takes them, at its own rate. Where that is
-far from the rate of the tables in the store, the model is not the one that was meant, and nothing
-fails. Owns what is compared for that; it changes nothing.
+They are dense parameters, so the optimizer of the others trains them, at its own rate. If that is
+far from the rate of the tables in the store, the model differs from the intended one without any
+error. Owns the comparison of these rates; it changes nothing.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _compare(weights: Weights, group: dict[str, Any], optimizers: _Optimizers) -
 
 
 def _rates(weight: Any, optimizers: _Optimizers) -> Iterator[tuple[str, float]]:
-    """Which of the optimizers step a parameter, and at which rates."""
+    """The optimizers that step a parameter, with their rates."""
     if weight is None:
         return
     for optimizer, groups in optimizers:

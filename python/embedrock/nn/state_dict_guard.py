@@ -1,14 +1,14 @@
 """Guards a ``state_dict`` against rows of another step, which the dict does not have.
 
 Trainers save a ``state_dict``, go on and load the best one back at the end. Dense parameters would
-then be of one step and rows of another, and nobody would notice. So a module writes which rows it
-had, and refuses to load beside others. It is a tensor, because some trainers write state dicts with
-formats that hold tensors alone.
+then be of one step and rows of another, and nobody would notice. So a module records the identity
+of its rows, and refuses to load beside others. It is a tensor, because some trainers write state
+dicts with formats that hold tensors alone.
 
-What tells rows apart is how many updates their tables have had, which commits keep, how many keys
-they have, and the commit that they followed. Rows that ``put`` or ``modify`` wrote over others are
-not seen, nor are those of tables on persistent memory behind a crash. Rows of a server are not told
-apart: others change them meanwhile.
+Rows are identified by their tables' counts of updates, which commits keep, their number of keys,
+and the commit that they followed. Rows overwritten by ``put`` or ``modify`` are not detected, nor
+are those of tables on persistent memory after a crash. Rows of a server are not checked: other
+clients change them meanwhile.
 
 Of a store that ranks share, numbers are those that all ranks have in common, because one rank often
 saves a state dict for all: its id is that of the run or of all stores, a step is a commit's number,
@@ -188,7 +188,7 @@ def _has_parted(saved: Sequence[int], now: Sequence[int], store: Store) -> bool:
     """Whether the store has gone back since, and on by another way to as many updates."""
     there, same = _commit_of(saved, store)
     went_back = saved[3] > now[3]
-    # What no commit has is of one opening alone.
+    # Changes without a commit belong to one opening of the store.
     is_other = saved[6] > 0 and now[6] > 0 and saved[7] != now[7]
     return went_back or is_other or (there and not same)
 

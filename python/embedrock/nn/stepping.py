@@ -1,8 +1,8 @@
-"""What an optimizer of torch holds that is not meant for it, told before it first steps.
+"""Warnings about rows among the parameters of a torch optimizer, before its first step.
 
 Rows are among a model's parameters while they wait, and an optimizer that is made then takes them.
-Torch has no hook for that moment, but one before each step, in a registry that is open to all: it
-is used from the first module over a table on. Owns which optimizers were looked at; changes none.
+Torch has no hook for that moment, but a global one before each step, which is installed with the
+first module over a table. Owns the set of checked optimizers; changes none.
 """
 
 from __future__ import annotations

@@ -69,9 +69,9 @@ def whose(path: Path | None = None) -> str:
 
 @contextlib.contextmanager
 def announced(remote: Remote, by: str) -> Iterator[Announced]:
-    """Something goes on at the URL. What dies or fails leaves its announcement, so that the next
-    push finds what it has sent; pruning takes it away. It tells the storage's clock, too, and that
-    one may write there."""
+    """Announces work at the URL. If the process dies or fails, its announcement stays, so that the
+    next push finds the pieces that it sent; pruning removes it. Announcing also reads the storage's
+    clock, and proves write access."""
     name = secrets.token_hex(6)
     place = f"{PUSHES}/{name}.json"
     told = json.dumps({"by": by}).encode()

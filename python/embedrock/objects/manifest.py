@@ -98,7 +98,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class PushedFile:
-    """A file of a store. What no piece has reads as zeros."""
+    """A file of a store. Ranges that no piece covers read as zeros."""
 
     name: str
     bytes: int

@@ -72,7 +72,7 @@ def prune_store(
             for found in remote.below(PUSHES)
             if now - found.modified >= old and own.name not in found.name
         ]
-        # What a damaged one names is not known, so no piece goes before it does.
+        # Pieces named by a damaged manifest are unknown, so no piece is removed before it is.
         before = _NEVER if damaged else now - old
         result = _remove(remote, named, before, progress)
         remote.delete(leftovers)

@@ -47,7 +47,7 @@ _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 LISTED = 8
 """Of so many pushes at most an error tells, the newest."""
 _TRIES = 3
-"""How often a piece is fetched that is not what its name says."""
+"""Number of attempts to fetch a piece whose content does not match its name."""
 
 
 def pull_push(
@@ -342,7 +342,8 @@ class _Pull:
         return received
 
     def _write_note(self) -> None:
-        """What tells followers of which store this is a copy, as it was where it was pushed."""
+        """Writes the note that tells followers which store this is a copy of, as it was at the
+        push."""
         told = self._manifest.summary.copied
         folder = self._place.path
         with file_errors(folder / NOTE), contextlib.suppress(FileNotFoundError):

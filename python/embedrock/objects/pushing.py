@@ -55,7 +55,7 @@ CLASS_FILES = "rows-"
 """The prefix of names of files of rows."""
 _CREATES, _CREATE_SECONDS = 5, 0.3
 _PIECES_OF_A_STORE = 1024
-"""Where pieces have neither the least nor the most bytes, a store has about so many."""
+"""Approximate number of pieces of a store, within the limits of their size."""
 
 
 class Pushed(NamedTuple):
@@ -241,7 +241,7 @@ class _Push:
         return read
 
     def _find_left(self) -> None:
-        """What pushes have sent that were cut off, or go on, counts while it is young."""
+        """Finds young pieces of pushes that were interrupted or still run, to use them."""
         others = {
             found.name.removeprefix(f"{PUSHES}/").removesuffix(".json")
             for found in self._remote.below(PUSHES)
@@ -395,7 +395,7 @@ class _Push:
 
 
 def _note_of(path: Path, held: _core.CommitFiles) -> dict[str, Any] | None:
-    """What is noted beside a store of which commit of another one this commit is."""
+    """The note beside a store that names the commit of another store which this commit equals."""
     note = copied_from(path)
     if note is None or note.copy != Facts.of(held.commit()):
         return None

@@ -65,10 +65,10 @@ _DENIED = ("403 forbidden", "no user exists")
 _FULL = ("no space left", "os error 28", "quota", "storage full", "storagefull", "507 ")
 _PER_DELETE = 1000
 _LIST_TRIES, _LIST_SECONDS = 5, 30.0
-"""How often a list that breaks off is asked for again, and for how long: a server that is away was
-waited for by then."""
+"""Attempts at a list that breaks off, and their total time. An absent server has been waited for by
+then."""
 _LOOK_SECONDS = 0.2
-"""How soon a request that is waited for sees that all is to end."""
+"""Seconds between checks of a waiting request whether the work was stopped."""
 
 
 class TakenError(EmbedrockError):
@@ -151,7 +151,7 @@ class Remote:
         except EmbedrockError:
             raise
         except BaseException as error:
-            # What obstore does not expect of its settings is a panic, which is no Exception.
+            # For settings that it does not expect, obstore panics, which is no Exception.
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             if "canonicalize" in str(error):
@@ -159,7 +159,7 @@ class Remote:
             raise MisuseError(f"{self.url} cannot be opened: {_first_line(error)}") from error
 
     def within(self, name: str, *, make: bool = False) -> Remote:
-        """The objects below a name, as those of a URL of their own. What stops this stops both."""
+        """The objects below a name, as those of a separate URL. Stopping one stops both."""
         inner = copy.copy(self)
         inner._enter(name, make)
         return inner

@@ -52,7 +52,7 @@ def push(
     cold_directory: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Sends what object storage lacks of one commit of a store, the last one by default.
+    """Sends the parts of a store's commit that object storage lacks; the last commit by default.
 
     The folder of a run of ranks is pushed whole: each store at one commit that all of them have,
     the newest by default, and a manifest of the run at the end.
@@ -64,15 +64,15 @@ def push(
             folder (``./folder``), for this store or run alone; or a store of ``obstore``. In the
             names of buckets ``?`` and ``#`` are characters as others, and ``%3F`` is ``?``.
         step: The step of a commit that is kept or pinned, or the name of a pin, by which the push
-            can be pulled then. Where some stores
-            of a run are on other machines each pushes its own, at the same step, to one URL.
-        options: What ``obstore`` takes beside the URL: settings of the storage by name
+            can be pulled then. If some stores of a run are on other machines, each machine pushes
+            its own, at the same step, to one URL.
+        options: Arguments of ``obstore`` beside the URL: settings of the storage by name
             (``endpoint``, ``region``, ``access_key_id``, …), ``client_options``, ``retry_config``,
             ``credential_provider``. The environment (``AWS_…``) is read, too.
         in_flight: Pieces read and sent at once.
-        piece_bytes: Bytes of a piece, a power of two from 262,144 to 4,194,304. What was pushed to
-            the URL before says it; else it depends on the size of the store.
-        cold_directory: Where the store's partitions are, if they were moved.
+        piece_bytes: Bytes of a piece, a power of two from 262,144 to 4,194,304. Earlier pushes to
+            the URL fix it; else it depends on the size of the store.
+        cold_directory: Folder of the store's partitions, if they were moved.
         progress: Called as ``progress(done, total)``, in bytes of the commit.
 
     Returns a dict: ``number`` of the push, ``step``, ``sequence``, ``bytes`` of the commit,
@@ -149,18 +149,18 @@ def pull(
     in_flight: int = 8,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Makes a store of a commit that was pushed, the newest one by default, or a folder of a run.
+    """Makes a store from a pushed commit, the newest one by default, or a folder from a pushed run.
 
     Args:
-        url: Where it was pushed to, as :func:`push` says.
-        path: A folder that is empty or not there; or one in which a pull was cut off, which then
+        url: The URL of the push, as for :func:`push`.
+        path: A folder that is empty or does not exist; or one of an interrupted pull, which then
             goes on.
         step: The step of the commit, or the name that it was pushed by (``push(step="best")``); of
             several pushes, the last. Of a run, a step.
         number: The number of the push.
-        stores: Of a run the folders of the stores that are wanted, such as
-            ``["buckets-0000-0511"]``: those of this machine. None for all.
-        options: As :func:`push` says.
+        stores: For a run, the folders of the wanted stores, such as ``["buckets-0000-0511"]``:
+            those of this machine. None for all.
+        options: As for :func:`push`.
         in_flight: Pieces received at once.
         progress: Called as ``progress(done, total)``, in bytes of the commit, and then in pages
             that are verified.
@@ -217,7 +217,7 @@ def pull(
 def _told(
     what: str, path: Path, remote: Remote, run: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """What a push or a pull returns, which is logged where it begins and where it ends."""
+    """Returns the result of a push or a pull, and logs its beginning and end."""
     began = time.monotonic()
     _log.info("%s: %s begins, %s", path, what, remote.url)
     try:

@@ -1,7 +1,7 @@
 """The fewest misses that any cache could have on a trace.
 
-A cache holds ``capacity`` rows between batches and begins empty. Who knows the future keeps those
-whose next use is nearest (Belady); who does not can at best keep the most frequent.
+A cache holds ``capacity`` rows between batches and begins empty. With knowledge of the future it
+keeps those whose next use is nearest (Belady); without, at best the most frequent.
 
 >>> trace = Trace(np.array([1, 2, 1, 3, 1, 2], np.uint64), np.arange(0, 8, 2)[:4])
 >>> optimal_hits(trace, 2).tolist(), optimal_hits(trace, 1).tolist()

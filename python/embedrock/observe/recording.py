@@ -52,7 +52,7 @@ class Recording:
 
     def __init__(self, store: Store, max_bytes: int) -> None:
         """Not for callers: recordings come from ``Store.record``."""
-        # Whoever keeps a recording does not keep the store open.
+        # A recording must not keep the store open.
         self._store, self._left = weakref.ref(store), max_bytes
         # A forked child may inherit the lock taken, by a thread that it does not have.
         self._lock, self._process = threading.RLock(), os.getpid()
@@ -123,14 +123,14 @@ class Recording:
 
         * ``time``: in verbs (``verbs``), and of these ``merging`` equal keys, on ``resident`` rows
           (copying, changing), finding and admitting ``missing`` ones, ``reading`` (blocked in page
-          reads), ``writing`` what left memory, waiting for ``locks``.
-        * ``least``: ``reading``, what the device needs for the loads of the best cache at the rate
-          that it had when it was measured (None where it was not), and ``copying``, every row once
-          at the bandwidth of this machine's memory, measured now.
+          reads), ``writing`` rows that left memory, waiting for ``locks``.
+        * ``least``: ``reading``, the device's time for the loads of the best cache at its measured
+          rate (None if it was not measured), and ``copying``, every row once at the bandwidth of
+          this machine's memory, measured now.
         * ``rows_loaded`` and ``optimal_rows_loaded``; ``hit_rate`` and ``optimal_hit_rate``, of the
           distinct rows of each batch. A cache that is full of rows from before the recording may
-          beat the optimum, which begins empty. Where the recording is too short for an optimum, a
-          note says so, and ``optimal_hit_rate`` is None.
+          beat the optimum, which begins empty. If the recording is too short for an optimum, a note
+          says so, and ``optimal_hit_rate`` is None.
 
         Errors: ``MisuseError`` while it runs, or with fewer than three batches; ``ForkedError`` in
         a child that was forked while it ran. Blocking: computes for some seconds per ten million
@@ -195,7 +195,7 @@ class Recording:
             # The caller may fill the same array with other keys.
             self._batches.append([(name, keys.copy()) for name, keys in parts])
             self._left -= sum(keys.nbytes + _PART_BYTES for _, keys in parts)
-            # Where a third ends is known only afterwards.
+            # The ends of the thirds are known only afterwards.
             if self.batches == 1 or self.batches >= 1.1 * self._marks[-1][0]:
                 self._mark()
             if self._left <= 0:

@@ -143,7 +143,7 @@ class StepReport:
     def steps(self, batches: Iterable[B]) -> Generator[B, None, None]:
         """Gives the batches, and measures the steps of the loop that takes them.
 
-        What ``batches`` raises goes on to the loop. Errors: ``MisuseError`` for what cannot be
+        Errors of ``batches`` reach the loop. Errors: ``MisuseError`` for an object that cannot be
         iterated.
         """
         return self._steps(iterable(batches))

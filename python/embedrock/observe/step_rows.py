@@ -141,8 +141,8 @@ def add_rates(row: dict[str, Any]) -> None:
 
 
 def _loaded(rows: Sequence[Row], ends: Any) -> Any:
-    """Rows loaded for the steps up to each end. What the window has read by then is for as many
-    batches more as were there; it is spread over the batches of its group."""
+    """Rows loaded for the steps up to each end. Reads of the window also serve the batches that it
+    has filled further ahead; they are spread over the batches of its group."""
     loaded = np.cumsum([0, *(row.rows_loaded for row in rows)])
     covered = ends + np.array([0, *(row.filled for row in rows)])
     covered = np.maximum.accumulate(covered)

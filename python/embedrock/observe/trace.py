@@ -36,7 +36,7 @@ class Trace:
 
     @property
     def batches(self) -> int:
-        """How many batches there are."""
+        """Number of batches."""
         return len(self.offsets) - 1
 
     def __iter__(self) -> Iterator[Keys]:

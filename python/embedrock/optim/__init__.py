@@ -2,8 +2,8 @@
 
 Owns the step: it collects the pending rows of every module and hands keys and gradients to the
 engine in one call. The arithmetic and the optimizer state are in the engine, beside each row, and
-become durable with it; a ``state_dict`` here holds hyperparameters and step counts only. What
-always holds: a step is all or nothing in each store (the engine checks every batch before the first
+become durable with it; a ``state_dict`` here holds hyperparameters and step counts only.
+Invariants: a step is all or nothing in each store (the engine checks every batch before the first
 row changes), and it forgets the rows that it applied.
 
 Dense parameters keep their torch optimizer beside it; :class:`Together` makes one of both, for

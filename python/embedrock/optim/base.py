@@ -286,7 +286,7 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             pending.drop()
 
     def _steps(self, pending: PendingRows) -> int:
-        """How many steps this optimizer has made on a table."""
+        """Number of steps that this optimizer has made on a table."""
         return int(self.state[pending.parameter].get("step", 0))
 
     def _factors(self, table: RowTable, group: dict[str, Any], step: int) -> dict[str, Any]:
@@ -361,8 +361,8 @@ class RowOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
 
 def _refusing(stores: Iterable[RowStore]) -> AbstractContextManager[None]:
-    """What this process refuses before a step is told to those that wait for it: in the first
-    store that several processes share, whose step all of them make first."""
+    """Reports errors raised before a step to the processes that wait for it, by the first store
+    that several processes share: all of them step that one first."""
     first = next((store for store in stores if store._collective), None)
     return nullcontext() if first is None else cast(CollectiveStore, first)._refusing("update")
 

@@ -1,8 +1,8 @@
 """``Together``: the optimizers of a model as one, for trainers that take one.
 
-Owns no hyperparameter and no state: groups and states are those of its parts, as they are now. What
-always holds: parts of tables step first, so a refused gradient leaves dense parameters as they
-were, and a norm that a part of tables bounds scales dense gradients before they are used.
+Owns no hyperparameter and no state: groups and states are the present ones of its parts. Invariant:
+parts of tables step first, so a refused gradient leaves dense parameters as they were, and a norm
+that a part of tables bounds scales dense gradients before they are used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hiding the disk: look-ahead and its loader, permits, overlapped training.
 
 :class:`LookaheadLoader` wraps any loader of batches and tells the store which rows the coming ones
-will read. What a batch reads is said by a callable, ``keys_of(batch) -> {table: keys}``:
+will read. A callable names the keys of a batch, ``keys_of(batch) -> {table: keys}``:
 
 * for a table, or its name: an array or tensor of any shape, or a list or tuple of them;
 * for a module of :mod:`embedrock.nn`: what its ``forward`` will be called with, one argument or a

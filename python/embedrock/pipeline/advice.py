@@ -51,8 +51,8 @@ def passed_over(
 
 
 def _need(store: Store, batch: Iterable[TableKeys]) -> tuple[float, int, int]:
-    """What share of the present cache would do for such batches, their distinct rows, and how many
-    rows the cache holds, of the rows of one size that lack most."""
+    """Needed share of the present cache for such batches, their distinct rows, and the capacity of
+    the cache in rows, for the row size with the greatest shortage."""
     facts = store.stats()
     capacity: dict[int, int] = {}
     for one in facts["classes"]:

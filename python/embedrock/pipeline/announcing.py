@@ -1,11 +1,11 @@
-"""Whether announcing batches pays, by what is read and by measuring.
+"""The decision whether announcing batches pays, from counted reads and measured steps.
 
-Owns the choice of `LookaheadLoader` between announcing batches and passing them through, which
-give the same results. Announcing hides waits for rows. It costs a look at the keys of each batch,
-the window's memory, and time of its threads. So nothing is announced while steps hardly wait for
-rows. Where they do, steps with announced batches are compared with those before; what is not faster
-is set aside, and tried again later. It has no clock and no thread: who hands batches out says how
-long steps took and what was read meanwhile.
+Owns the choice of `LookaheadLoader` between announcing batches and passing them through, which give
+the same results. Announcing hides waits for rows. It costs a look at the keys of each batch, the
+window's memory, and time of its threads. So nothing is announced while steps hardly wait for rows.
+If they do, steps with announced batches are compared with those before; if they are not faster,
+announcing is set aside, and tried again later. It has no clock and no thread: its caller, which
+hands batches out, reports the time of steps and the reads meanwhile.
 
 Times are means: with look-ahead, waits come all at once where a group of batches begins.
 """
@@ -138,7 +138,7 @@ class Announcing:
         self._all_steps = 0
         """Of this phase, all."""
         self._excess = 0.0
-        """How many steps of the other way its steps took more than so many."""
+        """Accumulated excess of its steps over those of the other way, in steps."""
         self._checked = self._doubted = False
         """Whether this trial comes after a check, or is the second one in a row."""
         self._measured: tuple[float, int] | None = None

@@ -192,7 +192,7 @@ class _Ahead:
     def _run(self) -> None:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        with contextlib.suppress(Exception):  # whoever makes it again hears of it
+        with contextlib.suppress(Exception):  # making it again raises it again
             self._found = self._make(self._coming, self._is_stopped.is_set)
 
 

@@ -1,17 +1,17 @@
 """Batches drawn ahead of their use, and their announcements.
 
-Owns the order: batches are drawn, announced, handed out and finished in the order of the loader.
-It never computes and has no thread: batches are drawn on the thread that asks for them, so that a
-loader which draws random numbers does so in one order. What always holds:
+Owns the order: batches are drawn, announced, handed out and finished in the order of the loader. It
+never computes and has no thread: batches are drawn on the thread that asks for them, so that a
+loader which draws random numbers does so in one order. Invariants:
 
-* What goes wrong while a batch is drawn ahead (the loader fails or a worker of it dies, keys are
+* An error while a batch is drawn ahead (the loader fails or one of its workers dies, keys are
   wrong) is raised when that batch would be handed out, after all batches before it: as without
-  look-ahead. Only what ends programs (Ctrl-C) is raised at once.
-* A batch that a window has no room for is announced when there is room, and handed out without
-  where there never was. No more than one such batch is drawn.
-* Where announcing does not pay (`announcing.py`), batches are drawn when they are asked for and
-  their keys are not looked at. Those of the first batch are: a missing or wrong `keys_of` is an
-  error of the first step, not of the one at which announcing is first tried.
+  look-ahead. Only exceptions that end programs (Ctrl-C) are raised at once.
+* A batch for which a window has no room is announced when there is room, or else handed out
+  unannounced. No more than one such batch is drawn.
+* If announcing does not pay (`announcing.py`), batches are drawn on demand and their keys are not
+  looked at. Those of the first batch are: a missing or wrong `keys_of` is an error of the first
+  step, not of the one at which announcing is first tried.
 * A process that was forked meanwhile (a worker of a loader) leaves the windows alone.
 * A store that goes back to a commit forgets what was announced: batches that are drawn are
   announced anew, and the pass goes on.
@@ -92,7 +92,7 @@ class FeedCounts:
     announced: int = 0
     """Of those, announced before; counted when they are handed out."""
     refused: int = 0
-    """How often a window had no room."""
+    """Number of times that a window had no room."""
     skipped: int = 0
     """Batches that windows have passed over, when that was last looked at."""
     resident: int = 0
@@ -114,7 +114,7 @@ class Drawn:
     numbers: dict[int, int] = field(default_factory=dict)
     """Its number in the window of each store, by the store's place among those of the feed."""
     returns: list[int] = field(default_factory=list)
-    """How often each store had gone back when it got them."""
+    """Number of times that each store had gone back when it got them."""
     position: Any = None
     """State of the loader after it was drawn, where the loader tells it."""
     let_go: bool = False
@@ -128,7 +128,7 @@ class Drawn:
     announcement: list[dict[Table | str, FlatKeys]] = field(default_factory=list)
     """The announcement for the window of each store, until all of them have it."""
     scheduled: BatchSchedule | None = None
-    """What the schedule of the pass says of it, until all windows know."""
+    """Entry of the pass's schedule for this batch, until all windows have it."""
     in_schedule: bool = False
     """Whether the schedule has it."""
 
@@ -179,7 +179,7 @@ class Feed:
         self._windows = [window_of(store) for store in stores]
         self._skipped_before = self._skipped()
         self._returns = self._returned()
-        """How often each store had gone back when that was last looked at."""
+        """Number of times that each store had gone back at the last check."""
         self._store_places = {id(store): place for place, store in enumerate(stores)}
         self._iterator: Iterator[Any] | None = None
         self._held: deque[Drawn] = deque()
@@ -359,7 +359,7 @@ class Feed:
                 return
             said = advice.passed_over(self.counts.skipped, batches, self._stores, self._last.parts)
         except EmbedrockError:
-            return  # whoever uses the store hears of it
+            return  # the next call of the store raises it again
         self._told_passed_over = True
         self._announcing.pass_over()
         self._tell(said)
@@ -388,7 +388,7 @@ class Feed:
         self._announcing.settle(read)
 
     def _returned(self) -> list[int]:
-        """How often each store has gone back to a commit, which empties its window."""
+        """Number of times that each store has gone back to a commit, which empties its window."""
         return [store._returns for store in self._stores]
 
     def _begin_anew(self) -> None:
@@ -449,7 +449,7 @@ class Feed:
         return drawn
 
     def _prepare(self, drawn: Drawn) -> None:
-        """Finds what a batch is announced by. What is wrong with its keys becomes its error."""
+        """Prepares the announcement of a batch. An error in its keys becomes the batch's error."""
         drawn.let_go = False
         try:
             drawn.announcement = self._announcement(self.keys_of(drawn))
@@ -461,7 +461,7 @@ class Feed:
             self._ended = True
 
     def _look_at_first(self, drawn: Drawn) -> None:
-        """Finds the keys of a batch that is not announced. What is wrong with them becomes its
+        """Finds the keys of a batch that is not announced. An error in them becomes the batch's
         error."""
         try:
             self._look_at(drawn)
@@ -482,7 +482,7 @@ class Feed:
 
     def _announce(self, drawn: Drawn) -> bool:
         """Announces a batch, the last one that was drawn; False when a window had no room for it.
-        What is wrong with its keys becomes its error, and it the last one."""
+        An error in its keys becomes the batch's error, and makes it the last one."""
         if drawn.error is not None:
             return True
         for place, (window, keys) in enumerate(zip(self._windows, drawn.announcement, strict=True)):

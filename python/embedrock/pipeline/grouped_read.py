@@ -2,11 +2,11 @@
 
 Owns the rows between that read and the forward that takes them. Without it a model with a module
 for each field makes a call of the engine for each, so that the disk sees the reads of one table at
-a time. What always holds:
+a time. Invariants:
 
 * A forward gets what it would have read itself: rows that change in between are left to it.
-* Rows are handed out once. Who comes again, or with ids that were not named, reads for itself.
-* What goes wrong in reading for others is left to those others.
+* Rows are handed out once. A second forward, or one with ids that were not named, reads for itself.
+* An error in reading for other forwards is left to them.
 
 It never imports PyTorch, and has no thread: rows serve the thread that the batch is of.
 """

@@ -1,4 +1,4 @@
-"""Which rows a batch will read: ``keys_of(batch) -> {table: keys}``.
+"""The rows that a batch will read: ``keys_of(batch) -> {table: keys}``.
 
 A callable, not a class to inherit from. It gets a batch as the loader gives it, and names the keys
 of that batch by
@@ -9,8 +9,8 @@ of that batch by
 * a module of :mod:`embedrock.nn`: what its ``forward`` will be called with, one argument or a
   tuple of them. The module knows which of them are keys.
 
-What is named twice counts twice. For a model, :func:`for_model` makes one where none is given.
-This module owns the way from such a mapping to flat keys of tables. It never imports PyTorch.
+Keys named twice count twice. For a model, :func:`for_model` makes a ``keys_of`` if none is given.
+This module owns the conversion of such a mapping to flat keys of tables. It never imports PyTorch.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _joined(parts: list[FlatKeys]) -> FlatKeys:
 
 
 def _is_rows_module(value: Any) -> bool:
-    module = sys.modules.get("embedrock.nn.module")  # who has one has imported it
+    module = sys.modules.get("embedrock.nn.module")  # imported if such a module exists
     return module is not None and isinstance(value, module.RowsModule)
 
 
@@ -199,7 +199,7 @@ def _named_rows_modules(model: Any) -> list[tuple[str, Any]]:
 
 
 def _find(name: str, module: Any, batch: Any) -> Any:
-    """What a module of a model will be called with, looked up in a batch by name."""
+    """The arguments of a call of a model's module, looked up in a batch by name."""
     parts = batch if isinstance(batch, (list, tuple)) else [batch]
     mappings = [part for part in parts if isinstance(part, Mapping)]
     features = getattr(module, "feature_names", None)

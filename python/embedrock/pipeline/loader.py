@@ -25,18 +25,18 @@ B = TypeVar("B")
 class LookaheadLoader(Generic[B]):
     """Gives the batches of a loader, and tells the store which rows the coming ones will read.
 
-    Where steps wait for rows, up to ``depth`` batches behind the one that was handed out last are
-    drawn from the loader and their keys announced. The store reads those rows before they are asked
-    for and keeps them until their last use; its window says how many batches it has room for, and
-    no more than that are drawn. That never changes results, only when rows arrive.
+    If steps wait for rows, up to ``depth`` batches after the last one handed out are drawn from the
+    loader and their keys announced. The store reads those rows before they are needed and keeps
+    them until their last use; its window says how many batches it has room for, and no more than
+    that are drawn. That never changes results, only when rows arrive.
 
-    **Where it pays.** While steps hardly wait for rows, since all or nearly all are in memory or
+    **When it pays.** While steps hardly wait for rows, since all or nearly all are in memory or
     were never written, batches are passed through: nothing is drawn ahead, and only the first batch
     of a pass has its keys looked at, so that a missing ``keys_of`` is an error of the first step.
-    Where they wait, steps with announced batches are compared with those before; what is not faster
-    is set aside, with a ``LookaheadWarning`` that has the figures, and tried again later. Another
-    says that the memory is too small for look-ahead; a loader warns once. ``announce`` decides it
-    instead.
+    If they wait, steps with announced batches are compared with those before; if they are not
+    faster, look-ahead is set aside, with a ``LookaheadWarning`` that has the figures, and tried
+    again later. Another warning says that the memory is too small for look-ahead; a loader warns
+    once. ``announce`` overrides the choice.
 
     Drawing happens on the thread that asks for the next batch, in the order of the loader. A
     ``torch.utils.data.DataLoader`` with workers is wrapped as it is: its workers never touch the
@@ -45,9 +45,9 @@ class LookaheadLoader(Generic[B]):
     look-ahead, how much earlier depends on what is measured: give it a generator of its own, so
     that the model's dropout has its numbers alone.
 
-    A loader must give each batch memory of its own. Where it fills the same memory again, the keys
-    of a batch that was drawn ahead change, which is an error; labels and dense features that
-    change, and keys that ``keys_of`` copies, are not looked at.
+    A loader must give each batch memory of its own. If it reuses the same memory, the keys of a
+    batch that was drawn ahead change, which is an error; labels and dense features that change, and
+    keys that ``keys_of`` copies, are not looked at.
 
     ``Store.go_back`` within a pass leaves the loader where it is: the rows of the commit are met
     with the batches that come next, which are announced anew.
@@ -71,16 +71,16 @@ class LookaheadLoader(Generic[B]):
     uses them next, which saves most reads of a loop that waits for the disk. ``"epoch"`` takes a
     ``DataLoader`` over a dataset with a length, or a list of batches. It looks at the keys of all
     samples, or batches, before the first batch is handed out: those of a ``DataLoader`` in a worker
-    process, once where the keys of a batch are those of its samples one after another, in each pass
-    otherwise. It knows the order of the next pass, too, where the sampler has a generator of its
-    own (``DataLoader(..., generator=torch.Generator())``), keeps the order, or has ``set_epoch``;
-    give it one. Where a schedule cannot be made, and for batches that are not those of the
-    schedule, a warning says so, and they are announced without.
+    process, once if the keys of a batch are those of its samples one after another, in each pass
+    otherwise. It knows the order of the next pass, too, if the sampler has a generator of its own
+    (``DataLoader(..., generator=torch.Generator())``), keeps the order, or has ``set_epoch``; give
+    it one. If a schedule cannot be made, and for batches that are not in the schedule, a warning
+    says so, and they are announced without.
 
     Errors: ``MisuseError`` when there is nothing to announce keys by, for a schedule of a loader
     whose order is not known, and from an iteration when a batch has other keys than when it was
-    drawn; ``CorruptError`` where the file of a schedule is damaged; ``ClosedError``. What the
-    loader raises for a batch reaches the caller in that batch's place.
+    drawn; ``CorruptError`` if the file of a schedule is damaged; ``ClosedError``. Errors of the
+    loader reach the caller in the place of their batch.
 
     Blocking: asking for a batch waits for the loader, and until the batch's rows have been read;
     with ``"epoch"`` the first one for the schedule, whose temporary files, of up to 40 bytes for
@@ -140,7 +140,7 @@ class LookaheadLoader(Generic[B]):
         return self._batches(self._open())
 
     def __len__(self) -> int:
-        """How many batches the loader says it has. Errors: ``TypeError`` when it does not say."""
+        """Number of batches, from the loader. Errors: ``TypeError`` if the loader has no length."""
         return len(self.loader)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
@@ -172,14 +172,14 @@ class LookaheadLoader(Generic[B]):
     def stats(self) -> dict[str, int]:
         """Counts of the pass that is under way, or of the last one.
 
-        ``handed_out`` batches, of which ``announced`` were announced before; ``refused``, how often
-        the window had no room; ``skipped``, how many it has passed over, because they came too
-        late or because the cache holds the rows of hardly one batch: where that is most of
-        them, look-ahead does nothing, and more memory or smaller batches would help. Of those that
-        were not announced, ``resident`` are those of steps that hardly waited for rows, and
-        ``set_aside`` those for which it was measured to be no faster, or that were there to see.
-        ``scheduled`` are those that the schedule has.
-        What else the window did is in ``Store.window.stats()``.
+        ``handed_out`` batches, of which ``announced`` were announced before; ``refused``, the
+        number of times that the window had no room; ``skipped``, the number that it has passed
+        over, because they came too late or because the cache holds the rows of hardly one batch: if
+        that is most of them, look-ahead does nothing, and more memory or smaller batches would
+        help. Of those that were not announced, ``resident`` are those of steps that hardly waited
+        for rows, and ``set_aside`` those for which announcing was no faster, or that were used for
+        measuring. ``scheduled`` are those in the schedule. More counters of the window are in
+        ``Store.window.stats()``.
         """
         if self._feed is not None:
             self._feed.count_skipped()

@@ -53,7 +53,7 @@ class Pace:
         """Steps until the next trial may begin; none while one is under way."""
         self._reference = 0.0
         self._slower = 1.0
-        """How many times slower than the way it chose the last trial found the other one."""
+        """Slowdown of the other way relative to the chosen one, in the last trial."""
 
     def step(self, seconds: float, overlapped: bool) -> None:
         """Takes note of how long the step of one batch took, and how it was made."""
@@ -108,7 +108,7 @@ class Pace:
             self._reference, self._slower = other, present / max(other, 1e-9)
         else:
             slower = other / max(present, 1e-9)
-            # What one trial says alone may be a disturbance.
+            # The result of one trial alone may be a disturbance.
             self._hold = self._longer(min(slower, self._slower)) if self._reference else _HOLD_MIN
             self._reference, self._slower = present, slower
         self._left = self._hold

@@ -1,15 +1,15 @@
 """One pass of a pipeline: the batches in flight, and the stages that read and update.
 
-Owns the threads and what they share. The caller's thread draws batches, computes and makes steps;
-the reading stage reads rows of batches to come; the updating stage applies steps in their order.
-What always holds:
+Owns the threads and their shared state. The caller's thread draws batches, computes and makes
+steps; the reading stage reads rows of batches to come; the updating stage applies steps in their
+order. Invariants:
 
 * A row is read ahead when at most ``staleness_bound`` earlier batches that touch it have not been
-  applied, by permits (``embedrock.ahead``). At bound 0 every forward sees what it would without a
-  pipeline.
-* What permits do not know of (a step that changes rows which its batch had not announced, verbs of
-  the caller that change rows) is noted in every batch that has read such a row; its forward reads
-  the row again.
+  applied, by permits (``embedrock.ahead``). At bound 0 every forward sees the same rows as without
+  a pipeline.
+* Changes unknown to the permits (a step that changes rows which its batch had not announced, verbs
+  of the caller that change rows) are noted in every batch that has read such a row; its forward
+  reads the row again.
 * Steps are applied one after the other in the order in which they were made. ``settle`` waits for
   all of them: every verb of the store does so first, a commit included.
 * A batch is overlapped, or the caller's thread does all of it when no overlapped one is in flight
@@ -244,7 +244,7 @@ class Run(Listener):
         if self._stopped or self._pid != os.getpid():
             return
         self._stopped = True
-        # Whoever waits for the window is woken by its end.
+        # Closing the window wakes a thread that waits for it.
         self.feed.close()
         self._reading.stop(discard=True)
         self._failed()
@@ -323,7 +323,7 @@ class Run(Listener):
         try:
             facts = self._store.stats()
         except EmbedrockError:
-            return False  # whoever uses the store hears of it
+            return False  # the next call of the store raises it again
         capacity = sum(one["cache_capacity"] for one in facts["classes"])
         return bool(facts["evicted"] > 0 and _UNDER_WAY * self._rows_most > capacity)
 
@@ -362,7 +362,7 @@ class Run(Listener):
                     ahead.by_name[name].outdate(keys)
 
     def _read(self, ahead: Ahead) -> None:
-        """The reading stage's work. What fails is left to the forward, which fails in its turn."""
+        """The reading stage's work. An error is left to the forward, which fails in its turn."""
         try:
             self.feed.begin(ahead.drawn)
         except EmbedrockError:

@@ -1,7 +1,7 @@
-"""``embedrock.schedule``: from the keys of all batches to when each row is used next.
+"""``embedrock.schedule``: from the keys of all batches to the next use of each row.
 
-Owns the pass over batches. What comes out is an :class:`embedrock.ahead.Schedule`; the work is done
-in ``crates/schedule``, with a temporary file beside that of the schedule.
+Owns the pass over batches. The result is an :class:`embedrock.ahead.Schedule`; the work is done in
+``crates/schedule``, with a temporary file beside that of the schedule.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def schedule(
     behind: Iterable[Any] | Literal["repeat"] | None = None,
     progress: Progress | None = None,
 ) -> Schedule:
-    """Makes a schedule: for every use of a row by these batches, when the row is used next.
+    """Makes a schedule: for every use of a row by these batches, the row's next use.
 
     With it, a training writes each row that leaves memory to a page of the stretch of batches that
     uses it next, and reads such a stretch as a whole (``docs/lookahead.md``). It never changes a
@@ -51,21 +51,21 @@ def schedule(
 
     Args:
         batches: The batches in the order in which they will be used, gone through once. Each is
-            ``{table name: keys}``, with keys of any shape; or what ``keys_of`` takes. Or a
+            ``{table name: keys}``, with keys of any shape; or an argument of ``keys_of``. Or a
             :class:`embedrock.trace.Trace`, a batch for each query.
-        path: The file to be made. One that is there is replaced once the new one is whole. Any
+        path: The file to make. An existing file is replaced once the new one is complete. Any
             number of runs and processes may use it.
         stretch_batches: Batches of a stretch. The rows of a stretch should fit into an eighth of
             the cache.
-        model: A model with modules of :mod:`embedrock.nn`, or a store: whose rows the batches use.
+        model: A model with modules of :mod:`embedrock.nn`, or a store, whose rows the batches use.
             None: batches name tables themselves.
         keys_of: From a batch to ``{table: keys}``, as :mod:`embedrock.pipeline` describes; None
             takes the model's own.
-        behind: What comes behind these batches, so that their last uses have a next one, too:
-            ``"repeat"``, the same batches again, and so on; or batches, such as those of the next
-            epoch. None: nothing that is known.
-        progress: Called some times a second with uses that are done, and all of them, once all
-            batches have been looked at. What it raises ends the work.
+        behind: The batches that follow these, so that their last uses have a next one, too:
+            ``"repeat"``, the same batches again and again; or batches, such as those of the next
+            epoch. None: unknown.
+        progress: Called several times a second with the finished uses, and the total, once all
+            batches have been read. An exception from it ends the work.
 
     Two bytes for each use, and some for each batch. While it is made, temporary files beside it
     take eleven bytes for each use, more where a stretch has few; memory stays below 256 MiB,

@@ -48,10 +48,10 @@ class PassSchedule:
     """It is left, for the rest of the pass."""
 
     def of(self, place: int, parts: Sequence[TableKeys]) -> BatchSchedule | None:
-        """What the schedule says of the batch at this place of the pass; None where it has other
-        keys, and behind the schedule's end.
+        """The schedule's entry for the batch at this place of the pass; None if it has other keys,
+        and after the schedule's end.
 
-        Errors: ``CorruptError`` where the file is damaged, ``IoError``.
+        Errors: ``CorruptError`` if the file is damaged, ``IoError``.
         """
         if self.over:
             return None
@@ -91,7 +91,7 @@ class PassSchedule:
             return None
         uses = dict(found.next_use)
         for table, of_table in keys.items():
-            if table not in uses:  # which the schedule does not have
+            if table not in uses:  # not in the schedule
                 uses[table] = np.full(len(of_table), -1, np.int32)
         return replace(found, next_use=uses)
 

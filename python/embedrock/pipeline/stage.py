@@ -1,8 +1,8 @@
 """A thread that works through a bounded queue, in order.
 
-Owns the thread's life: it is no daemon, ends when it is told to, and by itself when the program
-ends. What always holds: items are worked on one at a time, in the order in which they came; after
-one has failed, the others are dropped, and everybody who waits for the stage gets its error.
+Owns the thread's life: it is no daemon thread, ends on request, and by itself when the program
+ends. Invariants: items are processed one at a time, in order of arrival; after one has failed, the
+others are dropped, and every caller that waits for the stage gets its error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Stage"]
 T = TypeVar("T")
 
 _POLL_S = 0.1
-"""How often an idle stage looks whether the program has ended without telling it."""
+"""Seconds between checks of an idle stage whether the program has ended without stopping it."""
 
 
 class Stage(Generic[T]):

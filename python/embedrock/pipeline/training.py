@@ -27,7 +27,7 @@ _READ_AHEAD_MAX = 16
 
 
 class Pipeline(Generic[B]):
-    """Gives the batches of a loader to a training loop, and reads and updates beside it.
+    """Gives the batches of a loader to a training loop, and reads and updates rows in parallel.
 
     The loop stays as it is: forward, loss, backward, steps of the optimizers. While it computes
     one batch, one thread reads the rows of the next ones, and another applies the steps of
@@ -45,16 +45,15 @@ class Pipeline(Generic[B]):
     ``torch.no_grad()`` (validation) and ``embedrock.save``: a commit has all batches up to the one
     at hand and none behind it.
 
-    **Errors.** What a step raises while it is applied (``NonFiniteError``, ``FullError``) is raised
-    by the next step, batch or verb; that step has changed no row, and none after it is applied.
-    What the loader raises comes in its batch's place. However the loop ends, steps that were made
-    are applied and the threads end; ``close`` does it at once where an exception keeps the loop
-    alive.
+    **Errors.** An error while a step is applied (``NonFiniteError``, ``FullError``) is raised by
+    the next step, batch or verb; that step has changed no row, and none after it is applied. An
+    error of the loader comes in its batch's place. However the loop ends, steps that were made are
+    applied and the threads end; ``close`` does it at once if an exception keeps the loop alive.
 
-    **Where it pays.** Overlapping hides the disk and costs switching between threads: on two cores,
+    **When it pays.** Overlapping hides the disk and costs switching between threads: on two cores,
     with all rows in memory, it can take longer than a plain loop. So some steps of the training are
-    made either way, again from time to time, and the faster way is kept; the plain loop first where
-    rows leave a cache that holds fewer than three batches. ``overlap`` decides it instead.
+    made either way, again from time to time, and the faster way is kept; the plain loop comes first
+    if rows leave a cache that holds fewer than three batches. ``overlap`` overrides the choice.
 
     Rows that are read ahead are held beside the memory budget: those of ``read_ahead`` batches.
 
@@ -63,10 +62,10 @@ class Pipeline(Generic[B]):
         loader: Any iterable of batches, or an ``embedrock.LookaheadLoader``, which also announces
             batches that are further ahead.
         staleness_bound: 0, a number of batches, or ``math.inf``.
-        read_ahead: How many batches are read ahead of the one at hand; None: 2, and with a larger
-            bound one more than that, up to 16.
-        overlap: True reads and updates beside the loop always, False never; None: where measuring
-            shows that it is faster.
+        read_ahead: Number of batches that are read ahead of the present one; None: 2, and with a
+            larger bound one more than that, up to 16.
+        overlap: True always reads and updates in parallel to the loop, False never; None: if
+            measuring shows that it is faster.
         keys_of: From a batch to ``{table: keys}``, as :mod:`embedrock.pipeline` describes; None
             takes that of the ``LookaheadLoader``, else the model's own. Rows that it does not name
             are read when they are needed.
@@ -160,7 +159,7 @@ class Pipeline(Generic[B]):
         return self._batches(run)
 
     def __len__(self) -> int:
-        """How many batches the loader says it has. Errors: ``TypeError`` when it does not say."""
+        """Number of batches, from the loader. Errors: ``TypeError`` if the loader has no length."""
         return len(self.loader)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:

@@ -27,7 +27,7 @@ class Evaluation:
     """Reads of a trace's queries, per query, over all tables."""
 
     queries: int
-    """How many queries there are."""
+    """Number of queries."""
     rows: float
     """Rows that a query asks for, equal ones once: so many pages it reads at most."""
     unplaced: float

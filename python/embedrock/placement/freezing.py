@@ -38,7 +38,7 @@ def freeze(
     page_bytes: int | str | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Writes one commit of a store as frozen pages, in which a plan says what lies together.
+    """Writes one commit of a store as frozen pages, in which a plan arranges the rows.
 
     With a ``destination`` this is a new store for serving: values without the state of optimizers,
     each row in the page that the plan has for it, and in the pages of replicas. The source may be
@@ -48,23 +48,24 @@ def freeze(
 
     Args:
         path: The store.
-        destination: Where the new store is made; None freezes the store anew in its place.
-        plan: A :class:`Plan`, or its file. Rows that it has not come behind those that it has, in
+        destination: Folder of the new store; None freezes the store anew in its place.
+        plan: A :class:`Plan`, or its file. Rows that are not in it come after those that are, in
             the order of the source; without a plan that is all of them.
         step: The commit of this step; the last one by default. Not without a ``destination``.
         memory: The budget of each of the two stores, as :func:`embedrock.open` takes it.
-        sort_bytes: Bytes of memory beside these for rows that are being put in order. Where the
-            rows take more, they pass through a file in the new store once.
-        dtype: The type of the frozen values; None keeps each table's own. ``"int8"`` and
-            ``"int4"`` have a scale and a zero point for each row. What that costs is in
-            ``errors`` of what is returned.
-        unknown: What keys without a row give: ``"initial"``, the row that training would begin
+        sort_bytes: Bytes of memory beside these for rows that are being put in order. If the rows
+            take more, they pass through a file in the new store once.
+        dtype: The type of the frozen values; None keeps each table's own. ``"int8"`` and ``"int4"``
+            have a scale and a zero point for each row. The rounding errors are in ``errors`` of the
+            result.
+        unknown: The result of keys without a row: ``"initial"``, the row that training would begin
             with, or ``"zeros"``. Not without a ``destination``.
-        candidates: Of how many pages a row is read from one at most, 1 to 16. More pages cost 4
-            bytes of memory for each replica.
-        page_bytes: Bytes of a page; None takes the smallest that holds as many rows as the plan
-            says, and without a plan measures the device.
-        progress: Called now and then with rows done and in all; what it raises ends the freeze.
+        candidates: Largest number of pages to choose from for reading a row, 1 to 16. More pages
+            cost 4 bytes of memory for each replica.
+        page_bytes: Bytes of a page; None takes the smallest that holds the plan's number of rows,
+            and without a plan measures the device.
+        progress: Called now and then with rows done and in all; an exception from it ends the
+            freeze.
 
     Returns the commit, ``rows``, how many of them the plan has (``placed``), how many the plan has
     and the store has not (``missing``), ``pages``, ``error_max``, and the bytes of the store on
@@ -76,8 +77,9 @@ def freeze(
     the dtype has not (NaN, infinite, too large) and where the destination holds a store,
     ``CorruptError``, ``FullError`` before anything is written.
 
-    Durability: the new store, or the new commit, is durable when this returns. What one that failed
-    or was cut off leaves is no store, and is replaced by the next; the source is as it was.
+    Durability: the new store, or the new commit, is durable when this returns. The remains of a
+    failed or interrupted freeze are no store, and the next one replaces them; the source is
+    unchanged.
 
     Blocking: reads every row of the commit once and writes it once or twice.
 

@@ -32,17 +32,17 @@ class PlanGroup:
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are, replicas not counted."""
+        """Number of rows, without replicas."""
         return len(self.key)
 
     @property
     def num_pages(self) -> int:
-        """How many home pages there are."""
+        """Number of home pages."""
         return -(-self.num_rows // self.rows_per_page)
 
     @property
     def num_replica_pages(self) -> int:
-        """How many replica pages there are."""
+        """Number of replica pages."""
         return len(self.replica_starts) - 1
 
     def with_replica_pages(self, pages: int) -> PlanGroup:

@@ -41,7 +41,7 @@ def pack(
     rows_per_page: int | None = None,
     replicate: float = 0.0,
 ) -> Plan:
-    """A plan for queries that come again as they are: each finds its rows side by side.
+    """A plan for queries that repeat exactly: each finds its rows side by side.
 
     The mini-batches of a graph that are sampled ahead are such queries: few, with thousands of rows
     each. Rows are at home with the first query that asks for them; there those lie together that
@@ -50,8 +50,8 @@ def pack(
 
     Args:
         store: An open store or its path, which knows the bytes of rows and pages.
-        rows_per_page: How many rows a page has, of all tables; where no store is given.
-        replicate: The most rows that are stored again, as a share, from 0 to 0.8. Pages that save
+        rows_per_page: Number of rows in a page, for all tables; if no store is given.
+        replicate: Limit on rows that are stored again, as a share, from 0 to 0.8. Pages that save
             nothing are not made.
 
     Errors: ``MisuseError``; ``KeyRangeError`` for keys that a dense table cannot have; those of

@@ -35,7 +35,7 @@ _FINE = 1000
 
 @dataclass(frozen=True)
 class Options:
-    """How rows are placed. Errors: ``MisuseError`` for what cannot be."""
+    """Options of a placement. Errors: ``MisuseError`` for values that cannot be."""
 
     replicate: float = 0.0
     replicas: str = "residual"
@@ -84,20 +84,19 @@ def place(
 ) -> Plan:
     """A plan by which the queries of a trace read few pages.
 
-    Keys of all tables of the trace are placed, which are those that were asked for. Tables whose
-    rows have equal bytes share pages. Which ones these are, and how many rows a page has, ``store``
-    says, an open store or its path; without it all tables share pages of ``rows_per_page`` rows.
-    With a plan as ``home`` its home pages are taken, and replica pages chosen anew.
+    The requested keys of all tables of the trace are placed. Tables with equal row sizes share
+    pages. ``store``, an open store or its path, gives these sizes and the rows in a page; without
+    it all tables share pages of ``rows_per_page`` rows. With a plan as ``home``, its home pages are
+    taken, and replica pages chosen anew.
 
     Args:
         replicate: The share of rows that is stored again beside others, from 0 to 0.8.
-        replicas: How replica pages are chosen: ``"residual"``, each the page that saves most after
-            those before it; ``"partitions"``, the same of pages of eight other partitions, which
-            saves more behind a cache of rows; ``"connectivity"``, rows whose queries read most
-            pages, as the MaxEmbed paper has it; to compare with, ``"frequency"`` and ``"random"``.
-            Pages of a smaller share are the first ones of a larger share
-            (:meth:`Plan.with_replicas`).
-        method: How home pages are made: ``"partition"``, by which rows are asked for together; to
+        replicas: Choice of replica pages: ``"residual"``, each the page that saves most after those
+            before it; ``"partitions"``, the same of pages of eight other partitions, which saves
+            more behind a cache of rows; ``"connectivity"``, rows whose queries read most pages, as
+            the MaxEmbed paper has it; to compare with, ``"frequency"`` and ``"random"``. Pages of a
+            smaller share are the first ones of a larger share (:meth:`Plan.with_replicas`).
+        method: Choice of home pages: ``"partition"``, by which rows are asked for together; to
             compare with, ``"shp"`` (so, with the passes of the MaxEmbed paper), ``"identity"`` (by
             table and key), ``"frequency"`` and ``"random"``.
         home: A plan for the keys of this trace, such as one with other replicas. It stands for

@@ -103,12 +103,11 @@ class Plan:
     ) -> Evaluation:
         """The pages that each query of a trace reads, beside what it would read otherwise.
 
-        Rows that the plan has not, and the trace asks for, lie behind those of the plan, by table
-        and key. What is compared with, *identity*, has the same rows by table and key. A query
-        takes its rows in order of how few pages they have, and for each that is still missing the
-        page with most missing rows, of ``candidates_max`` pages that have it. To compare with,
-        ``selection="greedy"`` takes the page with most missing rows of all pages each time. There
-        is no cache.
+        Requested rows that are not in the plan lie after those of the plan, by table and key. The
+        baseline, *identity*, has the same rows by table and key. A query goes through its rows by
+        rising number of pages, and for each that is still missing takes the page with most missing
+        rows, of ``candidates_max`` pages that have it. For comparison, ``selection="greedy"`` takes
+        the page with most missing rows of all pages each time. There is no cache.
 
         Errors: ``MisuseError`` for a table that the plan has not. Ctrl-C ends it.
 
@@ -126,17 +125,17 @@ class Plan:
 
     @property
     def num_rows(self) -> int:
-        """How many rows all groups have, replicas not counted."""
+        """Number of rows in all groups, without replicas."""
         return sum(one.num_rows for one in self.groups)
 
     @property
     def num_pages(self) -> int:
-        """How many home pages all groups have."""
+        """Number of home pages in all groups."""
         return sum(one.num_pages for one in self.groups)
 
     @property
     def num_replica_pages(self) -> int:
-        """How many replica pages all groups have."""
+        """Number of replica pages in all groups."""
         return sum(one.num_replica_pages for one in self.groups)
 
     def __repr__(self) -> str:

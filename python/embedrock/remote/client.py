@@ -85,24 +85,24 @@ def connect(
     """The tables of a server that ``embedrock serve`` has started, or of several that share them.
 
     Args:
-        url: ``redis://[:password@]host[:port]``, or ``rediss://`` for one with TLS. What a
-            password has of ``:/@%`` is written as per cent and two digits. The port is 6380
-            without one. A list of several is a cluster, of which one has to answer.
+        url: ``redis://[:password@]host[:port]``, or ``rediss://`` for one with TLS. The characters
+            ``:/@%`` of a password are written as per cent and two digits. The default port is 6380.
+            A list of several is a cluster, of which one has to answer.
         cluster: Whether the server has a part of the keys, and others the rest (``embedrock serve
             --cluster``). Every server has the same password, and TLS or none. A batch goes to all
-            servers that have keys of it at a time, so that an update that fails may have been made
-            by some of them: the error says by which.
+            servers that have its keys at the same time, so that some of them may have made an
+            update that fails: the error names them.
         timeout: Seconds that a connection, a send and each part of a reply may take; None waits.
-        connections: Most connections at a time: threads beyond that wait for one.
-        retries: How often a read is tried again, with a new connection, when its connection fails.
+        connections: Limit on simultaneous connections: threads beyond that wait for one.
+        retries: Number of retries of a read, with a new connection, when its connection fails.
             Writes are never sent twice.
         tls_ca: A PEM file with the certificates that the server's is checked with; None takes
             those of the system.
-        sample: Seconds from one *hot set* to the next; None sends none. With it, tables look at
-            about one ``get`` of sixteen and count which keys come most. A thread of the client
+        sample: Seconds from one *hot set* to the next; None sends none. With it, tables sample
+            about one ``get`` of sixteen and count the most frequent keys. A thread of the client
             sends up to 4,096 of each table to the server, which brings their rows into memory
-            before they are asked for again. One client of many is enough; 10 is a good time. Where
-            a set cannot be sent, a warning says so once, and ``get`` goes on.
+            before they are asked for again. One client of many is enough; 10 is a good time. If a
+            set cannot be sent, a warning says so once, and ``get`` goes on.
         tcp_keepalive: Seconds of silence after which the system asks the server's machine whether
             it is still there, so that balancers and firewalls do not forget the connection, and a
             machine that is gone is found out; None does not ask.
@@ -197,7 +197,7 @@ class RemoteStore:
     manager, or :meth:`close` it. Modules of :mod:`embedrock.nn` take it as their ``store``.
     """
 
-    _returns = 0  # who goes back is who has the store open
+    _returns = 0  # only the process with the store can go back
     _collective = _each_occurrence = False
     _elsewhere: str | None = (
         "at a server: train in a plain loop, which reads at each forward and updates at each step; "
@@ -212,7 +212,7 @@ class RemoteStore:
         texts = [part.decode() for part in found]
         config = dict(zip(texts[::2], texts[1::2], strict=True))
         self._limits = {name: int(config[name]) for name in _LIMITS if name in config}
-        # What the server has told of its tables, and how many connections there had been then.
+        # The server's description of its tables, and the number of connections made until then.
         self._known: tuple[int, dict[str, dict[str, Any]]] = (-1, {})
 
     def __repr__(self) -> str:
@@ -396,9 +396,9 @@ class RemoteStore:
     ) -> float | None:
         """One optimizer step on several tables, one request for each, never sent twice.
 
-        What a server can refuse of a request is looked at here before the first one is sent, but
-        for what only it knows: a full disk, for example. ``settled`` is called with the places of
-        parts that are made, and where no answer comes of those that may be.
+        A server's checks of a request are made here before the first one is sent, but for those
+        that only the server can make: of a full disk, for example. ``settled`` is called with the
+        indexes of applied parts, and if no answer comes with those of parts that may be.
         """
         if within is not None:
             raise UnsupportedError(f"updates of {self!r} do not bound gradients")

@@ -56,7 +56,7 @@ class Cluster(Pool):
         )
 
     def made(self) -> int:
-        """How many connections were made, to all servers together."""
+        """Number of connections made, to all servers together."""
         return self._nodes.made()
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Hot sets: which keys of a table this client asks for most, found by sampling, sent to the server.
+"""Hot sets: the most requested keys of a table, found by sampling here and sent to the server.
 
-One pull of about sixteen is looked at, and costs a copy of its keys; the others cost a comparison.
-A thread counts what was copied, and every few seconds sends the keys that came most. What is kept
-of a table is bounded: the copies of a round, and so many counts.
+About one pull of sixteen is sampled, and costs a copy of its keys; the others cost a comparison. A
+thread counts the copied keys, and every few seconds sends the most frequent ones. Memory for a
+table is bounded: the copies of a round, and a fixed number of counts.
 
 Source: hotness-aware placement of PetPS, whose clients identify hot sets so that the server need
 not. Counts are kept within their bound as mergeable Misra-Gries summaries are (Agarwal et al.,
@@ -41,10 +41,10 @@ Send = Callable[[bytes, Array], None]
 
 
 class Counts:
-    """How often keys came, of the most frequent ones.
+    """Counts of the most frequent keys.
 
     A key that came ``n`` times of ``all`` is counted at least ``n - all / (most + 1)`` times and at
-    most ``n``: no key that is more frequent than that is missing.
+    most ``n``: no key above that frequency is missing.
     """
 
     def __init__(self, most: int = _COUNTS) -> None:

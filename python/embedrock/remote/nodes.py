@@ -50,7 +50,7 @@ def buckets_of(keys: ArrayLike, *, dense: bool) -> npt.NDArray[np.uint16]:
 
 
 class Map(NamedTuple):
-    """Which server has which bucket."""
+    """Assignment of buckets to servers."""
 
     addresses: list[Address]
     owners: npt.NDArray[np.intp]
@@ -148,7 +148,7 @@ class Nodes:
         return found
 
     def made(self) -> int:
-        """How many connections were made, to all servers together."""
+        """Number of connections made, to all servers together."""
         with self._lock:
             return sum(pool.made() for pool in self._pools.values())
 

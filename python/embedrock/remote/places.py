@@ -17,8 +17,8 @@ from time import monotonic
 __all__ = ["Place", "Places"]
 
 _LOOK_S = 0.05
-"""How often those who wait look for themselves: whoever was told of a place may have been
-interrupted."""
+"""Seconds between a waiting thread's own checks: the thread that was told of a free place may have
+been interrupted."""
 
 
 class Place:
@@ -44,7 +44,7 @@ class Places:
 
     @property
     def _value(self) -> int:
-        """How many are free now."""
+        """Number of free places."""
         with self._lock:
             return self._size - len(self._living())
 
@@ -75,8 +75,8 @@ class Places:
                 if len(self._taken) >= self._size:
                     return None
             place = Place()
-            # What a place says at its end is known at its beginning: from here on nothing has to
-            # be done for it to be free again.
+            # The callback at a place's end is set at its beginning: from here on nothing has to be
+            # done for it to be free again.
             self._taken.append(weakref.ref(place, self._told.put))
         # A place says twice that it is free: when it is left and when it goes.
         for _ in range(2):

@@ -67,7 +67,7 @@ class Pool:
             self._free.leave(place)
 
     def made(self) -> int:
-        """How many connections were made: behind a new one there may be another server."""
+        """Number of connections made: a new connection may lead to another server."""
         return self._made
 
     def lend(self) -> Wire:

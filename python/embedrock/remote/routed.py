@@ -1,9 +1,9 @@
 """A connection to a cluster: requests go in parts to the servers that have their keys.
 
-It has the methods of a connection to one server, so that tables need not know how many there are.
-Parts of a request are on their way to all servers before the first reply is waited for. A server
-that has not (any more) what it is asked for says who has, before it changes anything; such a part
-is sent there, with the newest map. What was sent and not answered is never sent again.
+It has the methods of a connection to one server, so that tables need not know the number of
+servers. Parts of a request are sent to all servers before waiting for the first reply. A server
+that does not (or no longer) have the requested keys names their owner, before it changes anything;
+such a part is sent there, with the newest map. A request without an answer is never sent again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["RoutedWire"]
 _BY_KEY = {b"EMB.PULLB", b"EMB.PUSH", b"EMB.UPDATE", b"EMB.LOOKAHEAD", b"EMB.HOT"}
 _EVERYWHERE = {b"EMB.COMMIT", b"EMB.REFRESH", b"EMB.SWITCH", b"EMB.CREATE"}
 _MOVES_MAX = 8
-"""How often in turn a part is sent on: servers read a new map within moments of each other."""
+"""Number of times that a part is forwarded: servers read a new map within moments of each other."""
 _PAUSE_S = 0.02
 """Before a part is sent on for the second time, and twice as long each time after."""
 

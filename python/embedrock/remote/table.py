@@ -75,10 +75,10 @@ class RemoteTable:
 
     Keys and rows are those of :class:`embedrock.Table`: int64 or uint64 keys of any shape, NumPy or
     DLPack, and float32 rows, whatever the dtype that the server stores. Every verb is one request,
-    which the server checks as a whole before the first row changes; a ``get`` that is larger than a
-    reply may be takes several. What the server refuses raises the exception that a store in this
-    process would raise; ``IoError`` says that the server was not reached, or did not answer in
-    time: then an update may have been made, and is not sent again.
+    which the server checks as a whole before the first row changes; a ``get`` above the size limit
+    of a reply takes several. A refusal by the server raises the same exception as a store in this
+    process; ``IoError`` says that the server was not reached, or did not answer in time: then an
+    update may have been made, and is not sent again.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ class Refused(Exception):
             )
         # Of servers that have not all read a map, which passes.
         kind = IoError if self.code == "MOVED" else _CLASSES.get(self.code, MisuseError)
-        # What the protocol has words for is an argument here.
+        # Words of the protocol are arguments here.
         said = self.said.replace("NONFINITE SKIP", 'non_finite="skip"')
         return kind(said or self.code)
 
@@ -93,9 +93,9 @@ def _keep_alive(plain: socket.socket, seconds: float) -> None:
 
 
 class Wire:
-    """A socket, and what was read of it and not used.
+    """A socket, and its buffer of unused input.
 
-    What goes wrong with the socket raises ``IoError``; the connection is of no use afterwards.
+    Errors of the socket raise ``IoError``; the connection is of no use afterwards.
     """
 
     place: Place | None = None
@@ -120,7 +120,7 @@ class Wire:
             plain = socket.create_connection((host, port), timeout)
         except OSError as error:
             raise self._lost(error, "cannot connect") from error
-        except ValueError as error:  # what no resolver is asked for
+        except ValueError as error:  # a name that no resolver accepts
             raise MisuseError(f"{host!r} is no name of a host: {error}") from error
         self._socket: socket.socket = plain
         try:
@@ -161,7 +161,7 @@ class Wire:
         try:
             self._send_all(parts)
         except OSError as error:
-            # Who closes a connection may have said why.
+            # The server may have given a reason before it closed the connection.
             self._raise_last_words()
             raise self._lost(error, "cannot send") from error
 

@@ -1,10 +1,10 @@
 """A report as one HTML file that needs nothing else: verdict, pictures, tables, caveats.
 
-It is made from the report's JSON alone. What to see first is `results.headline`: a sentence as
+It is made from the report's JSON alone. The top of the page is `results.headline`: a sentence as
 `verdict`, and `tiles` with `name`, `value` and `note`; without one, the first figures are shown.
-Runs are found by what they have: anything in `results` with a `history` is a run, and those beside
-each other are compared in the same plots. `results.untimed` names places whose runs shared the
-machine: their speeds are not drawn.
+Runs are recognized by their content: anything in `results` with a `history` is a run, and those
+beside each other are compared in the same plots. `results.untimed` names places whose runs shared
+the machine: their speeds are not drawn.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _ends(histories: Mapping[str, Sequence[Json]], name: str) -> str:
 
 
 def _steps(run: str, columns: Json, timed: bool) -> list[str]:
-    """How the steps of a run went, drawn."""
+    """Plots of the steps of a run."""
     figures = []
     if _any(columns["hit_rate"]):
         said = "optimum: the best cache that knows as much"

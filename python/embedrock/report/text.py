@@ -1,4 +1,4 @@
-"""How values look for people: units, digits that matter, columns."""
+"""Format of values for people: units, digits that matter, columns."""
 
 from __future__ import annotations
 

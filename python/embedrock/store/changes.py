@@ -129,11 +129,11 @@ class Changing(Catalog):
         deleted in between may appear as deleted.
 
         Args:
-            since: The step of a commit, or the :class:`Commit` itself, which another one of its
-                step does not pass for once the store has gone back. None: all rows, as of a commit
-                before the first. What the journal still has between both commits is needed, or a
-                pin of the earlier one: the kept commits are in the journal, and usually many before
-                them.
+            since: The step of a commit, or the :class:`Commit` itself, which cannot be mistaken for
+                another one of its step after the store has gone back. None: all rows, as of a
+                commit before the first. The journal must still have everything between both
+                commits, or a pin the earlier one: the kept commits are in the journal, and usually
+                many before them.
             tables: Names of tables, or tables; None: all.
             batch_rows: Maximum number of rows, and of deleted keys, in a batch.
             state: Whether to return the optimizer state with the values.

@@ -25,7 +25,7 @@ from embedrock.store.copied import Copied, Facts, look_at, write_note
 __all__ = ["check", "copy", "resize"]
 
 _LOOKS = 4
-"""How often the last commit is looked for that a writer drops before it is copied."""
+"""Number of attempts at the last commit: a writer may drop it before it is copied."""
 
 
 def check(path: str | os.PathLike[str], progress: Progress | None = None) -> dict[str, Any]:
@@ -85,8 +85,8 @@ def copy(
     a table has more ids than a log can have, ``MismatchError`` when the cold directory is another
     store's, ``BudgetError`` when the index does not fit, ``CorruptError``, ``FullError``.
 
-    Durability: the copy is durable when this returns. What a copy leaves that failed or was cut off
-    is no store: ``open`` and ``check`` refuse it, and the next copy to that place replaces it.
+    Durability: the copy is durable when this returns. The remains of a failed or interrupted copy
+    are no store: ``open`` and ``check`` refuse them, and the next copy to that place replaces them.
 
     Blocking: reads and writes every row of the commit.
     """

@@ -71,11 +71,12 @@ class Handle:
         self._later: list[dict[str, Any]] = []
         """The commit that the store went back to, and those behind it."""
         self._branch = secrets.randbits(62)
-        """By chance, for each opening and going back: what no commit has is of one of them."""
+        """Random number for each opening and going back: changes without a commit belong to one of
+        them."""
         self._returns = 0
-        """How often the store went back: what was read before is of rows that are gone."""
+        """Number of times that the store went back: rows read before are no longer valid."""
         self._state_taken = False
-        """Whether somebody took over what the commit has beside rows, or this handle made it."""
+        """Whether a caller took over the commit's state beside rows, or this handle made it."""
         self._pending: PendingCommit | None = None
         """The last commit that was not waited for."""
         self._pending_step: int | None = None
@@ -85,10 +86,11 @@ class Handle:
         self._of_ranks: str | None = None
         """The byte string that every commit has, where ranks commit together."""
         self._arguments: dict[str, Any] = {}
-        """What a store that is open to write was opened with (``registry.py``)."""
+        """Arguments that a store open to write was opened with (``registry.py``)."""
         self._place: tuple[int, int, int, int] | None = None
         self._given_again = 0
-        """How often ``open`` gave this handle out again, ``with`` blocks that ended apart."""
+        """Number of times that ``open`` returned this handle again, less the ``with`` blocks that
+        have ended since."""
 
     @property
     def path(self) -> Path:
@@ -189,7 +191,7 @@ class Handle:
     def _close(self) -> None:
         if self._closed:
             return
-        self._core.check_call()  # what follows waits for other threads
+        self._core.check_call()  # the next calls wait for other threads
         try:
             self._listeners.closing()
             if self._pending_pin and self._pending is not None:
@@ -231,8 +233,8 @@ class Handle:
         held = self._specs_of(tables)
         for listener in self._listeners:
             listener.returning()
-        # What can keep it from opening again is looked for before anything is closed. Of writers
-        # there is one at a time.
+        # Obstacles to opening again are looked for before anything is closed. There can be only one
+        # writer at a time.
         if self._read_only:
             moved = self._moved_reader(step, held)
         else:
@@ -266,7 +268,7 @@ class Handle:
         later = [info for info in commits if info["sequence"] > number]
         self._later = [] if at is None or not commits else [at, *later]
         self._pending = self._pending_step = None
-        self._state_taken = True  # who goes back knows where to
+        self._state_taken = True  # the caller of go_back knows the commit
         self._prefetcher = Prefetcher(self._core, self._path)
 
     def _held_tables(self) -> list[Table]:
@@ -274,7 +276,8 @@ class Handle:
             return list(self._tables)
 
     def _specs_of(self, tables: list[Table]) -> dict[_core.TableId, dict[str, Any] | None]:
-        """What each of these tables is, in order of creation; None of dropped ones, which are last.
+        """Specifications of these tables, in order of creation; None for dropped ones, which are
+        last.
 
         Several objects may be of one table.
         """
@@ -342,8 +345,8 @@ def _found_again(
     there: list[_core.TableId],
     named: Callable[[str], _core.TableId | None],
 ) -> dict[_core.TableId, _core.TableId]:
-    """Which of the held tables are at a commit that has the tables ``there``, and their handles:
-    by number, then by name, and of what no other held table is those that were dropped since."""
+    """Held tables at a commit that has the tables ``there``, with their handles there: matched by
+    number, then by name; the rest that no other held table takes are tables dropped since."""
     live = {before: spec["name"] for before, spec in held.items() if spec is not None}
     found = {before: before for before in there if before in live}
     for before, name in live.items():

@@ -42,7 +42,7 @@ def part_of(store: Store) -> str | None:
     is_named = buckets_in(store.path.name) is not None
     if last is None or (last["state_bytes"] > _READ_MAX and not is_named):
         return None
-    # What is damaged is said by who needs it.
+    # Damaged content is reported by the code that needs it.
     with suppress(EmbedrockError, ValueError, KeyError, TypeError, AttributeError):
         content = store._stored_state().get(RANKS) if last["state_bytes"] else None
         if content is not None:

@@ -1,8 +1,8 @@
 """The stores that this process has open, and the one handle of each that is open to write.
 
-A store that is open to write is locked, against this process too. Whoever opens it again here with
-the same arguments means the handle that is there: a cell of a notebook that is run again, or whose
-handle only a traceback still refers to.
+A store that is open to write is locked, against this process too. Opening it again here with the
+same arguments returns the existing handle: a notebook cell may run again, or only a traceback may
+still refer to its handle.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def _open_here(directory: Path) -> Store | None:
 
 
 def _place_of(directory: Path) -> Place | None:
-    """What tells the locked file of a store from all others, by whatever path it was reached. With
-    its folder: a backup of hard links has the same file."""
+    """Identity of the lock file of a store, by whatever path it was reached. It includes the
+    folder, because a backup of hard links has the same file."""
     try:
         status, folder = os.stat(directory / _LOCK_FILE), os.stat(directory)
     except OSError:

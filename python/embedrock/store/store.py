@@ -362,11 +362,12 @@ class Store(Changing):
         changes rows.
 
         Blocking: waits until the commit is on disk; the cost depends on the changes since the last
-        one. With ``wait=False`` for a commit that is still under way, and until the state is handed
-        to the operating system; later verbs wait where they need room that the commit has yet to
-        write. What needs the store alone (``modify``, ``delete``, ``close``, ``items`` of a growing
-        table, a new table, another commit) waits until a commit is over. With ``wait=True``, too,
-        verbs of other threads go on meanwhile, and what they change is not part of the commit.
+        one. With ``wait=False`` it waits for a commit that is still under way, and until the state
+        is handed to the operating system; later verbs wait if they need room that the commit has
+        yet to write. Calls that need the store alone (``modify``, ``delete``, ``close``, ``items``
+        of a growing table, a new table, another commit) wait until a commit is over. With
+        ``wait=True``, too, verbs of other threads go on meanwhile, and their changes are not part
+        of the commit.
 
         Durability: when it returns, or with ``wait=False`` when the handle's ``wait`` does, the
         commit survives any crash; before, the last one does. The last ``keep`` commits stay.
@@ -436,7 +437,7 @@ class Store(Changing):
         return commit_of(found)
 
     def _hashed_by(self, name: str) -> str | None:
-        """How the keys of a table were made, if they are hashes and the commit says so."""
+        """Kind of the hashes that a table's keys are, if the commit names one."""
         last = self._core.last_commit()
         if last is None:
             return None

@@ -34,9 +34,9 @@ class Arena:
         self._words = np.empty(size // _WORD_BYTES, np.uint64)
         self._entries = 0
         self.queries = 0
-        """How many there are."""
+        """Number of queries."""
         self.keys = 0
-        """How many keys they have."""
+        """Number of keys of all queries."""
 
     @property
     def nbytes(self) -> int:
@@ -60,9 +60,9 @@ class Arena:
         self.queries += 1
 
     def thin(self, marked: Callable[[Words], npt.NDArray[np.bool_]]) -> None:
-        """Keeps those queries that ``marked`` has of their numbers.
+        """Keeps the queries whose numbers ``marked`` accepts.
 
-        What it takes beside its own memory follows a block, not what there is.
+        Its additional memory is that of a block, whatever the number of queries.
         """
         entries = self._all()
         count, keys = 0, 0

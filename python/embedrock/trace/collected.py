@@ -30,10 +30,11 @@ class Collected:
         """Those of them that are kept."""
 
     def add(self, tables: Mapping[str, Part]) -> None:
-        """Takes a part of each table, of as many queries; its arrays must not change later.
+        """Takes a part of each table, with equal numbers of queries; its arrays must not change
+        later.
 
-        What asks nothing of a table may leave it out. Errors: ``MisuseError`` where only one of two
-        parts has a table without a name.
+        Tables without requests may be left out. Errors: ``MisuseError`` if only one of two parts
+        has a table without a name.
         """
         if self._parts and ("" in tables) != ("" in self._parts):
             raise MisuseError(

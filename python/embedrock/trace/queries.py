@@ -28,7 +28,7 @@ class Queries:
     """The begin of each query, and the end of the last: (queries + 1,) int64."""
 
     def __len__(self) -> int:
-        """How many queries there are; of a table that is not asked, a query has no keys."""
+        """Number of queries; a query without keys does not use the table."""
         return len(self.offsets) - 1
 
     def between(self, begin: int, end: int) -> Queries:

@@ -63,7 +63,7 @@ class Recorder:
     def __init__(self, store: Store, share: float, max_bytes: int, seed: int) -> None:
         """Not for callers: recorders come from :func:`record`."""
         self._process, self._asked = os.getpid(), share
-        self._store = weakref.ref(store)  # whoever keeps a recorder keeps no store open
+        self._store = weakref.ref(store)  # a recorder must not keep the store open
         self._sampler = _Sampler(limit(share), max_bytes, seed)
         self._told = False
         store._listeners.add(self._sampler)
@@ -144,12 +144,12 @@ class Recorder:
 def record(
     store: Store, sample: float = 1.0, *, max_bytes: int | str = "256MB", seed: int = 0
 ) -> Recorder:
-    """Begins to record what ``store`` is asked for: the trace by which its rows can be placed.
+    """Begins to record the requests to ``store``, as a trace by which its rows can be placed.
 
     A batch that is read, or updated without having been read, is a query: the distinct keys of all
     its tables in order of first occurrence. ``sample`` is the share of the batches that is kept,
-    whole, chosen by a hash of their number and ``seed``: the same calls give the same trace. What
-    ``put`` writes and ``delete`` deletes is no query.
+    whole, chosen by a hash of their number and ``seed``: the same calls give the same trace. Rows
+    written by ``put`` or deleted by ``delete`` are no query.
 
     The queries take ``max_bytes`` at most, which the memory budget of the store does not cover;
     20 keys of one table take 176. When they are full the rate is halved, and what is there is

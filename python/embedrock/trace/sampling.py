@@ -1,4 +1,4 @@
-"""Which queries are in a sample: those whose number has a small hash.
+"""Samples of queries: those whose number has a small hash.
 
 So a sample is the same wherever it is drawn, from a file or while queries are made, and a smaller
 one of the same seed is a part of a larger one.
@@ -45,7 +45,7 @@ def hashes(numbers: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64]
 
 
 def marked(numbers: npt.NDArray[np.uint64], seed: int, below: int) -> npt.NDArray[np.bool_]:
-    """Which queries of these numbers are in the sample of a seed and a limit."""
+    """Whether queries of these numbers are in the sample of a seed and a limit."""
     if below >= WHOLE:
         return np.ones(len(numbers), np.bool_)
     return np.less(hashes(numbers, seed), np.uint64(below))

@@ -98,9 +98,9 @@ class Trace:
     ) -> Trace:
         """The trace of a file, or of several one after another.
 
-        What kind of file it is, its first bytes say: ``.npz``; text with a query per line, ids with
+        The first bytes of the file give its kind: ``.npz``; text with a query per line, ids with
         spaces between them, plain, gzip or zstd; Parquet with a query per row, in the list
-        ``column``, which may be left out where there is one. Ids are whole numbers of 64 bits,
+        ``column``, which may be left out if there is only one. Ids are whole numbers of 64 bits,
         signed or not: -1 is 2^64 - 1.
 
         ``format`` is of text: ``"ids"``, lines of ids; ``"sessions"``, lines of the name of a
@@ -200,12 +200,12 @@ class Trace:
 
     @property
     def queries(self) -> int:
-        """How many queries there are."""
+        """Number of queries."""
         return len(next(iter(self._tables.values())))
 
     @property
     def keys(self) -> int:
-        """How many keys they have together, equal ones included."""
+        """Number of keys in all queries, equal ones included."""
         return total_keys(self._tables)
 
     def only(self, table: str) -> Trace:
@@ -221,7 +221,7 @@ class Trace:
     def split(self, share: float) -> tuple[Trace, Trace]:
         """The first queries and the others, in their order, at least one each.
 
-        What is learned of the one is tried with the other: what comes later, as when it is used.
+        Learn from the first part and test with the second one, which comes later, as in use.
 
         Errors: ``MisuseError`` for a share that is not between 0 and 1, and where one of the two
         has no key.

@@ -1,7 +1,7 @@
-"""The batches of a run, one epoch after the other, and what reads ahead of them.
+"""The batches of a run, one epoch after the other, and reading ahead of them.
 
-What always holds: batches come in the order of the data set, each with the position behind it
-(`Batch.next`), so how many have been drawn ahead changes neither results nor what a commit says.
+Invariant: batches come in the order of the data set, each with the position after it
+(`Batch.next`), so the number drawn ahead changes neither results nor commits.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ class ReadAhead(Generic[B]):
         return iter(self._batches)
 
     def stats(self) -> dict[str, Any]:
-        """What became of the batches, as JSON: `lookahead`, as `LookaheadLoader.stats` has it, and
-        `pipeline`, as `Pipeline.stats`; None for what there is not."""
+        """Statistics of the batches, as JSON: `lookahead`, from `LookaheadLoader.stats`, and
+        `pipeline`, from `Pipeline.stats`; None if unused."""
         loader, pipeline = self._loader, self._pipeline
         return {
             "lookahead": None if loader is None else loader.stats(),

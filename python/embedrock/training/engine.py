@@ -28,8 +28,8 @@ def summary(store: Store) -> dict[str, Any]:
 
 
 def device_seconds(store: Store, counted: Counters) -> float | None:
-    """What the device needs at best for the reads that were counted: their number ÷ its rate right
-    now for reads of their mean size; None while the store has too few pages."""
+    """The device's minimum time for the counted reads: their number ÷ its present rate for reads of
+    their mean size; None while the store has too few pages."""
     if counted.read_requests == 0:
         return 0.0
     alignment = max(512, store.stats()["device"]["alignment"])

@@ -1,7 +1,7 @@
-"""A run whose batches are functions of seed and step: epochs, commits, Ctrl-C, what came of it.
+"""A run whose batches are functions of seed and step: epochs, commits, Ctrl-C, the result.
 
-What always holds: a commit carries tables, dense part, optimizers and random generators of one and
-the same step. So a run that was stopped, however, and resumed ends with the same bits as one that
+Invariant: a commit carries tables, dense part, optimizers and random generators of one and the same
+step. So a run that was stopped, in whatever way, and resumed ends with the same bits as one that
 was not.
 """
 
@@ -158,7 +158,7 @@ def _continuing(stored: dict[str, Any], options: Options) -> Options:
 def _known(
     files: dict[str, Path], before: dict[str, Any] | None, options: RecipeOptions, sink: Sink
 ) -> dict[str, Any]:
-    """What files are known by. Errors: MisuseError where they are not those that a run has read."""
+    """Identities of files. Errors: MisuseError if the files are not those that a run has read."""
     if before is None:
         return dict(zip(files, known_of([*files.values()], sink), strict=True))
     for part in {**before, **files}:
@@ -201,7 +201,7 @@ class EpochRun(ABC, Generic[B]):
     seconds: float = 0.0
     interrupted: bool = False
     ahead: ReadAhead[B] | None = None
-    #: What keys are made of (`embedrock._made_keys`).
+    #: Kind of the keys (`embedrock._made_keys`).
     keys: str = "names"
 
     def __post_init__(self) -> None:
@@ -216,7 +216,7 @@ class EpochRun(ABC, Generic[B]):
 
     @abstractmethod
     def measure(self, sink: Sink) -> dict[str, Any]:
-        """How good the model is at the end, by part of the data, as JSON."""
+        """Quality of the model at the end, by part of the data, as JSON."""
 
     @abstractmethod
     def told(self, measured: dict[str, Any]) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class EpochRun(ABC, Generic[B]):
         return {}
 
     def note(self) -> str:
-        """How it goes, for people."""
+        """Progress line for people."""
         recent = self.losses[-_SHOWN_LOSSES:]
         epoch = self.batches.epoch_of(self.step - 1) + 1
         said = f"epoch {epoch} of {self.options.recipe.epochs}"
@@ -327,12 +327,12 @@ def train(
     sink: Sink,
     begin_run: Callable[[Options, Sink, contextlib.ExitStack], EpochRun[Any]],
 ) -> dict[str, Any]:
-    """Trains as told and returns what came of it (JSON values); `interrupted` says whether Ctrl-C
-    ended it early, with everything up to there committed.
+    """Trains as the options say and returns the result (JSON values); `interrupted` says whether
+    Ctrl-C ended it early, with everything up to there committed.
 
     Errors: DataError for the data, MisuseError when the store already holds a run and `resume` was
-    not given or the data are others, MismatchError when it holds another kind of run; those of the
-    engine. What fails in a step ends the run at its last commit.
+    not given or the data differ, MismatchError when it holds another kind of run; those of the
+    engine. An error in a step ends the run at its last commit.
 
     Durability: a commit every `commit_every` steps, during which training goes on, and one at the
     end, or at Ctrl-C, which is waited for.

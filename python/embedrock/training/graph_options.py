@@ -19,7 +19,7 @@ class GraphOptions(RecipeOptions):
 
     recipe: GraphRecipe
     given: frozenset[str] = frozenset(field.name for field in fields(GraphRecipe))
-    #: What to do with triples to measure with that have names which training does not.
+    #: Handling of validation and test triples with names that the training triples do not have.
     unknown: Unknown = "refuse"
     #: Partitions that triples are trained by, or "auto"; None: triples come in random order.
     partitions: int | str | None = None

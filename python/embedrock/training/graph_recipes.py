@@ -20,7 +20,7 @@ LOSSES = ("nssa", "logistic", "softmax")
 
 @dataclass(frozen=True)
 class GraphRecipe:
-    """How a model is shaped and trained."""
+    """Shape and training of a model."""
 
     epochs: int = 15
     #: Triples of a step, and entities that all of them are scored against.
@@ -46,7 +46,7 @@ class GraphRecipe:
     #: Whether entities are kept at length 1, as TransE's paper has it.
     unit_rows: bool = False
     optimizer: str = "adagrad"
-    #: What the table of entities stores values as.
+    #: Dtype of the values that the table of entities stores.
     dtype: str = "float32"
 
     @classmethod

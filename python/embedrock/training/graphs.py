@@ -191,7 +191,7 @@ def _batches(
             seed=options.seed,
         )
     sizes: dict[str, Any] = {"partitions": options.partitions}
-    if stored is not None:  # whatever the memory is from here on
+    if stored is not None:  # independent of the present memory
         sizes = stored["partitions"]
     return embedrock.PartitionedEdges(
         graph.train,

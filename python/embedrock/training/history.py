@@ -1,4 +1,4 @@
-"""How a run went: a bounded list of points, each the sums over some steps (`report.points`).
+"""Course of a run: a bounded list of points, each the sums over some steps (`report.points`).
 
 When there are too many, neighbours are merged, so a run of any length is described by 100 to 200.
 """

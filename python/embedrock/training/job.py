@@ -1,7 +1,7 @@
 """`embedrock train`: trains a model on a file, commits as it goes, and goes on where it stopped.
 
-What always holds: a commit carries tables, dense model, both optimizers, random generators and the
-position in the data of one and the same step. So a run that was stopped, however, and resumed ends
+Invariant: a commit carries tables, dense model, both optimizers, random generators and the position
+in the data of one and the same step. So a run that was stopped, in whatever way, and resumed ends
 with the same bits as one that was not.
 """
 
@@ -72,23 +72,23 @@ class _Run:
     bad_lines: int
     history: History
     report: StepReport
-    #: What gives the batches; None before there is one.
+    #: The source of the batches; None before there is one.
     ahead: ReadAhead[Batch] | None = None
     #: The last commit, unless it was waited for: it may be under way.
     pending: PendingCommit | None = None
-    #: What was told while it was under way, and belongs into reports.
+    #: Messages that came while it was under way, for reports.
     notes: list[str] = field(default_factory=list)
     samples: int = 0
     seconds: float = 0.0
     epoch_started: float = 0.0
     epoch_samples: int = 0
     interrupted: bool = False
-    #: What the store had of uncommitted batches and rows when the current step was complete; not
-    #: known where a pipeline applies steps later.
+    #: Uncommitted batches and rows of the store when the current step was complete; unknown if a
+    #: pipeline applies steps later.
     complete: tuple[int, int] | None = (0, 0)
 
     def note(self) -> str:
-        """How it goes, for people."""
+        """Progress line for people."""
         epochs = self.options.recipe.epochs
         recent = self.losses[-_SHOWN_LOSSES:]
         loss = sum(recent) / len(recent)
@@ -180,16 +180,16 @@ class _Run:
 
 
 def train(options: TrainOptions, sink: Sink) -> dict[str, Any]:
-    """Trains as told and returns what came of it (JSON values); `interrupted` says whether Ctrl-C
-    ended it early, with everything up to there committed.
+    """Trains as the options say and returns the result (JSON values); `interrupted` says whether
+    Ctrl-C ended it early, with everything up to there committed.
 
     Errors: DataError for the data, MisuseError when the store already holds a run and `resume` was
     not given or the data are others, MismatchError when it holds another kind of run; those of the
     engine.
 
-    Durability: a commit every `commit_every` steps and after each epoch, during which training
-    goes on, and one at the end, or at Ctrl-C, which is waited for. A step that fails with one of
-    these errors is preceded by one, too, where the store still takes it. What keeps a commit from
+    Durability: a commit every `commit_every` steps and after each epoch, during which training goes
+    on, and one at the end, or at Ctrl-C, which is waited for. A step that fails with one of these
+    errors is preceded by one, too, if the store still accepts it. An error that keeps a commit from
     becoming durable ends the run at the next commit, or at the next step that the store refuses.
     """
     options.check()

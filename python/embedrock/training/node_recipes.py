@@ -24,14 +24,14 @@ ROWS = (AUTO, "features", "embeddings", "both")
 
 @dataclass(frozen=True)
 class NodeRecipe:
-    """How a model is shaped and trained."""
+    """Shape and training of a model."""
 
-    #: What is predicted: the labels of nodes, or which pairs of nodes are linked.
+    #: Prediction target: the labels of nodes, or links between pairs of nodes.
     task: str = "nodes"
-    #: What nodes are told by; "auto": features where there are some, else embeddings.
+    #: Input of nodes; "auto": features if there are some, else embeddings.
     rows: str = AUTO
-    #: What is held out: per cent of train, valid and test, a file, or the public split of
-    #: Planetoid's graphs; "auto": the file where there is one.
+    #: The held-out part: per cent of train, valid and test, a file, or the public split of
+    #: Planetoid's graphs; "auto": the file if there is one.
     split: str = AUTO
     #: Whether neighbours are drawn along incoming edges alone.
     directed: bool = False
@@ -52,7 +52,7 @@ class NodeRecipe:
     #: Half the width of uniform initial embeddings.
     initial: float = 0.17
     optimizer: str = "adagrad"
-    #: What the table of embeddings stores values as.
+    #: Dtype of the values that the table of embeddings stores.
     dtype: str = "float32"
     #: All options of the model.
     model_options: Mapping[str, Any] = field(default_factory=dict)

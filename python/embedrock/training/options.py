@@ -21,7 +21,7 @@ STREAMED_FORMATS = ("criteo", "avazu", "csv")
 #: Formats with histories, for models that read them.
 SEQUENCE_FORMATS = ("movielens", "sessions")
 
-#: What to do with what a log has got behind what a run has read of it.
+#: Handling of data that a log has gained since a run has read it.
 GROWN = ("train", "ignore")
 
 #: Optimizers that tables can have here.
@@ -37,7 +37,7 @@ _CHANGEABLE = ("epochs", "lr", "dense_lr", "lr_decay")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is shaped and trained."""
+    """Shape and training of a model."""
 
     epochs: int
     batch_size: int
@@ -52,9 +52,9 @@ class Recipe:
     eps: float
     #: Factor on both rates from one epoch to the next.
     lr_decay: float
-    #: What the tables store values as.
+    #: Dtype of the values that the tables store.
     dtype: str = "float32"
-    #: What the tables are trained with, by the names of `embedrock.optimizers`.
+    #: Optimizer of the tables, by the names of `embedrock.optimizers`.
     optimizer: str = "adagrad"
     #: The model, by its name in `embedrock.models.registry`, and all of its options.
     model: str = "dlrm"
@@ -157,7 +157,8 @@ class TrainOptions(RunOptions):
     holdout: float = 0.1
     #: Files of the log behind those of `data`.
     more: tuple[Path, ...] = ()
-    #: What a run that goes on does with what its log has got behind it: train, or ignore it.
+    #: Handling of data that the log has gained since the run began, in a resumed run: train or
+    #: ignore.
     grown: str | None = None
 
     def files(self) -> tuple[Path, ...]:
@@ -221,7 +222,7 @@ class TrainOptions(RunOptions):
         return () if self.columns is None else self.columns.labels
 
     def fixed(self) -> dict[str, Any]:
-        """What a continuation must have the same, as JSON; otherwise it would be another run."""
+        """Options that a continuation must share, as JSON; otherwise it would be another run."""
         values = {"format": self.format, "holdout": self.holdout, "seed": self.seed}
         if self.columns is not None:
             named = asdict(self.columns)

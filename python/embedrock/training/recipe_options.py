@@ -16,7 +16,7 @@ __all__ = ["OPTIMIZERS", "RecipeOptions", "check_numbers", "check_optimizer"]
 
 Options = TypeVar("Options", bound="RecipeOptions")
 
-#: What tables can be trained with.
+#: Optimizers for tables.
 OPTIMIZERS = ("adagrad", "rowwise_adagrad", "adam", "rowwise_adam", "sgd")
 
 
@@ -36,7 +36,7 @@ class RecipeOptions(RunOptions):
         """The files that are read, by what they have. Errors: MisuseError, DataError."""
 
     def fixed(self) -> dict[str, Any]:
-        """What a continuation must have the same, as JSON; otherwise it would be another run."""
+        """Options that a continuation must share, as JSON; otherwise it would be another run."""
         values = {"model": self.model, "seed": self.seed}
         values |= {name: getattr(self, name) for name in self.OWN}
         names = [name for name in self._recipe_names() if name not in self.CHANGEABLE]

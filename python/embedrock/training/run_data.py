@@ -36,7 +36,7 @@ class RunData:
     known: list[dict[str, Any]]
     """The identity of each file, as JSON, as the commits of the run have it."""
     rules: int
-    """How values are written (`data.csv.RULES`): those of the version that began the run."""
+    """Rules for reading values (`data.csv.RULES`): those of the version that began the run."""
     scan: Scan | None = None
     """The result of a pass over the files; None if one is still needed."""
     is_older: bool = False

@@ -27,8 +27,8 @@ class RunOptions(ABC):
     store: Path
     memory: str = "10%"
     resume: bool = False
-    #: Which fields of the recipe, and which of `pipeline` and `staleness_bound`, were asked for; a
-    #: resumed run has the others as it had them.
+    #: Names of the given fields of the recipe, and of `pipeline` and `staleness_bound`; a resumed
+    #: run keeps its own values of the others.
     given: frozenset[str] = frozenset()
     commit_every: int = 1000
     skip_bad_lines: bool = False
@@ -49,7 +49,7 @@ class RunOptions(ABC):
     pipeline: bool = False
     #: Batches whose rows a pipeline reads ahead; None: 2, more with a staleness bound.
     read_ahead: int | None = None
-    #: How many batches that touch a row may not be applied yet when a pipeline reads it.
+    #: Number of unapplied batches that may touch a row when a pipeline reads it.
     staleness_bound: float = 0
 
     @abstractmethod
@@ -58,11 +58,11 @@ class RunOptions(ABC):
 
     @abstractmethod
     def fixed(self) -> dict[str, Any]:
-        """What a continuation must have the same, as JSON; otherwise it would be another run."""
+        """Options that a continuation must share, as JSON; otherwise it would be another run."""
 
     @abstractmethod
     def changeable(self) -> dict[str, Any]:
-        """The rest of the recipe, as JSON: what a continuation may have otherwise if it says so."""
+        """The rest of the recipe, as JSON: options that a continuation may change explicitly."""
 
     def check(self) -> None:
         """Errors: MisuseError naming the option, what came and what was expected."""

@@ -18,7 +18,7 @@ from embedrock.training.run_options import RunOptions
 __all__ = ["KEEP", "PROGRAM", "check_continues", "create", "open_stored", "row_optimizer"]
 __all__ += ["stored_run"]
 
-#: Who has written a store.
+#: The program that has written a store.
 PROGRAM = "embedrock train"
 #: Commits that stay in the store.
 KEEP = 2

@@ -46,7 +46,8 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a model predicts held-out samples. NaN when there are none (or one class only).
+    """Quality of a model's predictions for held-out samples. NaN when there are none (or one class
+    only).
 
     Of several targets, AUC and log loss are the means of what each has.
     """

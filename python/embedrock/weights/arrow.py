@@ -39,10 +39,10 @@ _KEY, _STATE, _EMBEDDING = "key", "state", "embedding"
 def to_arrow(
     table: Table, *, name: str = _EMBEDDING, state: bool = False, dtype: str | None = None
 ) -> Any:
-    """A table's rows as a ``pyarrow.RecordBatchReader``, which reads them as it is read.
+    """A table's rows as a ``pyarrow.RecordBatchReader``, which reads them on demand.
 
     polars, DuckDB, pandas and others take it as it is (``polars.from_arrow``,
-    ``pyarrow.Table.from_batches``, ``SELECT ... FROM reader``). Which rows come is as for
+    ``pyarrow.Table.from_batches``, ``SELECT ... FROM reader``). It gives the same rows as
     :func:`export`; the table should not change meanwhile.
 
     Columns: ``key`` int64; ``embedding`` (``name``) a fixed-size list of ``embedding_dim`` values,
@@ -276,7 +276,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 class _Columns:
-    """Which columns have keys, rows and state, and their arrays as a table takes them."""
+    """Columns of keys, rows and state, and their arrays as a table takes them."""
 
     def __init__(self, schema: Any, table: Table, name: str | None, state: bool, told: str) -> None:
         """Errors: ``MisuseError``, ``MismatchError``."""

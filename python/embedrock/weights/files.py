@@ -252,7 +252,7 @@ def _try_block(weight: Any) -> None:
     """Errors: ``MisuseError`` for an array whose rows cannot be read in blocks."""
     try:
         block = weight[:1] if len(tuple(weight.shape)) > 0 else None
-    except Exception as error:  # whatever the object itself raises
+    except Exception as error:  # any error of the object itself
         raise MisuseError(f"source is {shown(weight)}, which has no rows: {error}") from error
     if block is None:
         raise MisuseError(f"source is {shown(weight)}, expected rows (N, embedding_dim)")

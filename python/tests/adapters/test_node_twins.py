@@ -81,7 +81,7 @@ def test_losses_and_rows_are_those_of_the_model_in_memory(
 
     def beside(run: Any, sink: Any, interrupt: Any) -> None:
         theirs = in_memory(run, options)
-        run.store.commit(0)  # what is not in memory is on the disk
+        run.store.commit(0)  # rows that are not in memory are on the disk
         theirs.begin_epoch(0)
         first = theirs.model.rows.embeddings.weight.detach().clone()
         batches = list(islice(run.batches, STEPS))

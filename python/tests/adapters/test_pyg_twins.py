@@ -37,7 +37,7 @@ class Model(torch.nn.Module):  # type: ignore[misc]
 
 
 def train(model: Model, loader: Any, optimizers: list[Any]) -> list[float]:
-    torch.manual_seed(5)  # which neighbours are drawn
+    torch.manual_seed(5)  # determines the drawn neighbours
     losses: list[float] = []
     for batch in loader:
         wanted = batch.y[: batch.batch_size]

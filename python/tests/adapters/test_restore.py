@@ -125,7 +125,7 @@ def test_lightning_restores_the_rows_of_the_best(
     ((_, found),) = seen.items()
     assert opened.step == 4
     assert same(now(model.inner), found) and "epoch=1" in Path(best.best_model_path).name
-    # What was saved says which commit it needs to whoever loads it by hand, too.
+    # Loading by hand also fails with the name of the commit that the saved state needs.
     state = torch.load(best.best_model_path, weights_only=False)["state_dict"]
     model.load_state_dict(state)
     opened.go_back(8)
@@ -317,7 +317,7 @@ def test_hf_rows_are_durable_before_files_whoever_decides_to_save(
         signal.signal(signal.SIGTERM, handler)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            store.close()  # what is in no commit goes with the process
+            store.close()  # changes without a commit end with the process
     ((step, rows),) = written
     state = safetensors.load_file(tmp_path / "out" / f"checkpoint-{step}" / "model.safetensors")
     with embedrock.open(tmp_path / "store", memory="4MiB", keep=6) as store:

@@ -404,7 +404,7 @@ def test_rechub_restores_the_best_of_its_early_stopper(
         ends = stop(auc, state)
         if trainer.early_stopper.best_auc == auc:
             best.keep()
-        if ends:  # what its user does before it loads the best
+        if ends:  # as a user does before loading the best
             best.check(model, copy.deepcopy(trainer.early_stopper.best_weights))
         return bool(ends)
 

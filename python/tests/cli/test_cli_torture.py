@@ -89,7 +89,7 @@ FOUND = {
     "dormant": [],
     "good": False,
 }
-"""What the run returns when a life has failed; the rest of it is as it is."""
+"""Result of a run in which a life has failed, shortened."""
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["ended", "interrupted"])
@@ -117,7 +117,8 @@ def test_what_never_came_is_status_1(monkeypatch, stopped, status):
     assert main(["torture", "--seeds", "200"]) == status
 
 
-# What a signal raises within progress ended the run like an error, and all it had found was lost.
+# An exception of a signal handler within progress ended the run like an error, and its findings
+# were lost.
 def test_a_signal_that_comes_while_progress_is_told_ends_the_run_with_its_report():
     def progress(line):
         os.kill(os.getpid(), signal.SIGINT)

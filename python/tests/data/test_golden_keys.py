@@ -1,8 +1,8 @@
-"""What earlier versions have read of logs is read today: keys, labels, numbers, positions.
+"""Logs are read as by earlier versions: keys, labels, numbers, positions.
 
-``golden/keys-2.json`` has what version 0.1.0 made of the logs of `goldenlogs`; runs on CSV and on
-Parquet that stopped after seven steps of twenty are in ``golden/runs-2.tar.gz``, with their data.
-Keys and positions are those of the rules 2 of `data.csv`.
+``golden/keys-2.json`` has the results of version 0.1.0 for the logs of `goldenlogs`; runs on CSV
+and on Parquet that stopped after seven steps of twenty are in ``golden/runs-2.tar.gz``, with their
+data. Keys and positions are those of the rules 2 of `data.csv`.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def train(model: Any, tables: Any, batches: Sequence[Any]) -> list[float]:
 
 
 def one_rank(folder: Path, kind: str, steps: Sequence[Any]) -> tuple[list[float], Any]:
-    """What a store of one process makes of the global batches."""
+    """Losses and rows of a store of one process, trained on the global batches."""
     with embedrock.open(folder / f"one-{kind}", "64MiB", seed=SEED) as store:
         model = Model(store, kind)
         losses = train(model, OPTIMIZERS[kind](model), [batch_of(samples) for samples in steps])

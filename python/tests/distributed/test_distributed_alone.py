@@ -1,4 +1,4 @@
-"""What one rank alone meets in the middle of something: the other hears of it, or is not misled.
+"""Events on one rank in the middle of a call: the other rank is told, or not misled.
 
 All checks are made in one start of two ranks; each is a test of its own here.
 """

@@ -1,4 +1,4 @@
-"""Which rank has which key, and where it lies on the way: arithmetic of one process."""
+"""The rank of each key, and its place in exchanges: arithmetic of one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong where tables are divided among ranks, each a check that two ranks make together.
+"""Mistakes with tables divided among ranks, each a check that two ranks make together.
 
 All checks are made in one start of the ranks; each is a test of its own here.
 """
@@ -331,7 +331,7 @@ def trap_15_nothing_that_was_returned_or_is_kept_lies_in_a_buffer(
         pending.wait()
         path = folder / f"fifteen-{rank}"
         with embedrock.open(path, "16MiB", read_only=True, create=False) as reader:
-            for keys, values in reader.table("t").items():  # what was there when it began
+            for keys, values in reader.table("t").items():  # the rows at its beginning
                 np.testing.assert_array_equal(values[:, 0], keys.astype(np.float32))
 
 

@@ -52,7 +52,7 @@ def test_runs_of_buckets_are_contiguous_and_leave_none_out() -> None:
 
 
 def two_ranks(rank: int, world: int, folder: Path) -> None:
-    """What two ranks do in one start, each part in a folder of its own."""
+    """All checks of two ranks in one start, each in a folder of its own."""
     a_new_run(rank, folder / "run")
     what_commits_refuse(rank, folder / "run")
     a_disk_that_is_full(rank, folder / "full")
@@ -252,7 +252,7 @@ def a_commit_of_one_store(rank: int, path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks have left, in one start of both."""
+    """The folder left by two ranks, in one start of both."""
     made = tmp_path_factory.mktemp("ranks")
     run(2, two_ranks, made)
     return made

@@ -23,7 +23,7 @@ DELAY_S_MAX = 0.12
 
 
 def whole_run(folder: Path, until: int) -> dict[tuple[int, int], str]:
-    """What the run is after each save, by rank and step, when nobody is killed."""
+    """Digests of the run after each save, by rank and step, when nobody is killed."""
     chain = Chain(folder, "whole")
     assert chain.live(until) == [0, 0]
     return chain.saved

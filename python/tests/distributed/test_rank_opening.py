@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::embedrock.PartWarning")  # one 
 
 
 def two_ranks(rank: int, world: int, folder: Path) -> None:
-    """What two ranks do in one start, each part in a folder of its own."""
+    """All checks of two ranks in one start, each in a folder of its own."""
     with opened(folder / "run", run="mine") as shard:
         for step in (1, 2, 3):
             step_of(shard, step)
@@ -169,7 +169,7 @@ def a_table_that_one_store_has(rank: int, path: Path) -> None:
 
 
 def stores_without_their_binding(rank: int, path: Path) -> None:
-    """What `Shard` alone cannot know is refused by what the stores hold."""
+    """Errors that `Shard` alone cannot know are found from the content of the stores."""
     path.mkdir(exist_ok=True)
     with opened(path / "bound") as shard:
         step_of(shard, 1)
@@ -214,7 +214,7 @@ def refuse_other_numbers(rank: int, world: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks have left, in one start of both."""
+    """The folder left by two ranks, in one start of both."""
     made = tmp_path_factory.mktemp("ranks")
     run(2, two_ranks, made)
     return made

@@ -83,7 +83,7 @@ def a_save_with_a_loader(rank: int, path: Path) -> None:
         rows.step()
         dense.step()
         loader.done = 7 + rank
-        # What one rank cannot save, all are told, and none waits.
+        # If one rank cannot save, all are told, and none waits.
         with refused(MisuseError, "rank 1" if rank == 0 else "extra"):
             embedrock.save(
                 shard, model, [rows, dense], 1, loader=loader, extra={"x": object} if rank else None
@@ -133,7 +133,7 @@ def go_on(rank: int, world: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks have left, in one start of both."""
+    """The folder left by two ranks, in one start of both."""
     made = tmp_path_factory.mktemp("ranks")
     run(2, two_ranks, made)
     return made

@@ -1,4 +1,4 @@
-"""What ranks are told where users go wrong, each a check that two ranks make together.
+"""Messages to ranks for mistakes of users, each a check that two ranks make together.
 
 All checks are made in one start of the ranks; each is a test of its own here.
 """
@@ -122,7 +122,7 @@ def a_forgotten_resume_is_told_on_every_rank(rank: int, world: int, folder: Path
             torch.distributed.broadcast(tensor, 0)
         said = same_on_both(refusal(MisuseError, lambda: run.save(4)))
         assert "of step 3" in said and "'top.weight' and 1 more" in said and "resume" in said
-        # What one rank alone means is refused on all.
+        # An argument of one rank alone is refused on all.
         said = same_on_both(refusal(MisuseError, lambda: run.save(4, new_model=rank == 0)))
         assert "rank 1 of 2" in said and "nobody has restored" in said
         assert shard.step == 3
@@ -284,7 +284,7 @@ def one_rank_is_not_called_1_ranks(rank: int, world: int, folder: Path) -> None:
 def a_store_in_use_is_told_apart_from_ranks_that_share_it(
     rank: int, world: int, folder: Path
 ) -> None:
-    """Who gave each rank a store of its own, as it was told, trained two models."""
+    """Giving each rank a store of its own, as the message advised, trained two models."""
     path, groups = folder / "one", [torch.distributed.new_group([one]) for one in range(2)]
     before = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
     os.environ.update(RANK=str(rank), WORLD_SIZE="2")

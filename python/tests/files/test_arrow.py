@@ -313,7 +313,7 @@ def test_lists_of_every_kind_are_rows(store: embedrock.Store, tmp_path: Path, wa
     values = np.random.default_rng(2).standard_normal((N, DIM), np.float32)
     for kind, column in lists_of_every_kind(values).items():
         if way == ".parquet" and "view" in kind:
-            continue  # which Parquet does not have
+            continue  # Parquet has no views
         source: Any = pyarrow.table({"key": np.arange(N), "embedding": column})
         if way == ".parquet":
             parquet.write_table(source, tmp_path / "rows.parquet")

@@ -1,4 +1,4 @@
-"""What a commit has beside rows: who took it over, what may be in it, and in which order it is."""
+"""Parts of a commit beside rows: taking them over, their allowed content, and their order."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_forgotten_resume_is_told_before_the_dense_part_is_lost(tmp_path: Path
         with pytest.raises(MisuseError, match=r"commit of step 3 .*'1.weight' and 1 more.*resume"):
             run.save(4)
         with pytest.raises(MisuseError, match="new_model=True"):
-            embedrock.save(run.store, None, None, 4)  # which would leave it behind, too
+            embedrock.save(run.store, None, None, 4)  # this would leave it behind, too
         assert run.store.step == 3
         assert run.save(4, new_model=True).step == 4  # it was meant
         run.step()

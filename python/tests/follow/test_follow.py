@@ -82,7 +82,7 @@ def follow(store: embedrock.Store, log: LogWriter, **arguments: Any) -> Any:
 
 
 def applied_once(path: Path, log: Path) -> dict[str, int]:
-    """What a store becomes by the records of a log, one after another, without a follower."""
+    """State of a store after the records of a log, applied one after another without a follower."""
     make(path)
     with reopened(path) as store, LogReader(log) as reader:
         while records := reader.poll():
@@ -442,7 +442,7 @@ def environment() -> dict[str, str]:
 
 
 def committed(path: Path) -> int:
-    """How many records the last commit of the store has followed."""
+    """Number of records that the last commit of the store has followed."""
     with embedrock.open(path, "8MiB", read_only=True) as reader:
         found = reader.state().get("follow")
         return 0 if found is None else int(json.loads(found)["position"]["records"])

@@ -1,5 +1,5 @@
-"""Which stores follow another one: its copies, at the commit that they were copied at or followed
-to. Any other would get rows of the source among its own, without a word."""
+"""Stores that may follow another one: its copies, at the commit that they were copied at or
+followed to. Any other would silently mix rows of the source with its own."""
 
 from __future__ import annotations
 

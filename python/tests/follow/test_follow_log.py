@@ -132,7 +132,7 @@ def test_an_unfinished_record_is_waited_for_at_every_length(log: Path) -> None:
 
 
 def test_zeros_behind_an_unfinished_record_are_waited_for(log: Path) -> None:
-    # What a power cut leaves where the file system had made the file longer.
+    # A power cut leaves this if the file system had already extended the file.
     write(log, [1, 2])
     whole = segment(log).read_bytes()
     for length in range(len(whole) - 64, len(whole)):
@@ -418,8 +418,8 @@ def test_a_write_that_fails_leaves_the_log_whole(
 def test_a_rotation_that_fails_leaves_the_record_out_of_the_log(
     log: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    # The record was in the log already: a retry applied its gradient twice. Where the next segment
-    # could not be opened, the retry was written behind the end of this one.
+    # The record was in the log already: a retry applied its gradient twice. If the next segment
+    # could not be opened, the retry was written after the end of this one.
     with LogWriter(log, segment_bytes=100) as writer:
         writer.put("t", [1], numbered([1]))
 

@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def committed(path: Path) -> int:
-    """How many records the last commit of the store has followed."""
+    """Number of records that the last commit of the store has followed."""
     with embedrock.open(path, "8MiB", read_only=True) as reader:
         return sum(offsets(reader).values()) if "follow" in reader.state() else 0
 

@@ -64,7 +64,7 @@ def test_a_compacted_topic_has_the_changes_of_each_commit(
                 topic._writer._send = cut_off  # type: ignore[method-assign]
                 with pytest.raises(KeyboardInterrupt):
                     topic.publish(store)
-            follow(copy, url)  # what was cut off, too
+            follow(copy, url)  # interrupted writes, too
         follow(copy, url)
         for name in ("ids", "rows"):
             ours, others = (dict(values_of(of.table(name))) for of in (store, copy))

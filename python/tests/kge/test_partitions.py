@@ -219,7 +219,7 @@ def test_the_bucket_file_is_made_once_and_anew_after_an_interruption(
             loader()
     place = Path(table.store.path).parent
     assert not [*place.glob("*.edges*")]
-    # What a killed one has left is nobody's.
+    # A file left by a killed process belongs to nobody.
     path = loader().path
     path.rename(path.with_name(path.name + ".partial"))
     first = loader()

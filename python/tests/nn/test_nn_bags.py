@@ -1,8 +1,8 @@
-"""Offsets that mean nothing are refused before torch sees them, and ids in no bag are left out.
+"""Invalid offsets are refused before torch sees them, and ids in no bag are left out.
 
-torch looks at the first offset and the last, and not at those between. What it did with others
-depended on the mode: sums of other bags, means of too many ids, gradients of memory that nobody
-had written to, and ends of the process. Only input whose meaning is plain is given to it here.
+torch checks the first offset and the last, but none between. Its results for invalid ones depended
+on the mode: sums of other bags, means of too many ids, gradients of uninitialized memory, and
+crashes of the process. These tests give it only valid input.
 """
 
 from __future__ import annotations

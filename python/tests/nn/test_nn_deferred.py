@@ -217,7 +217,7 @@ def test_a_convert_that_was_interrupted_is_made_whole_by_the_next(
             assert table.delete([0]) == 1
             assert np.array_equal(padding, np.zeros(DIM) if is_zero else table.get(0))
         assert number > 1
-    # What is written stays, whatever a fill says.
+    # Rows that were written stay, whatever a fill says.
     table = store.table(f"{prefix}0")
     table.put([0, 5], np.full((2, DIM), 7, np.float32))
     again = nn.convert(model_of(INIT.ones_), store, prefix=prefix)["0"].table

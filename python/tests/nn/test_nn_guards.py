@@ -1,4 +1,4 @@
-"""What modules refuse, and how they behave among torch's own machinery."""
+"""Refusals of modules, and their behaviour within torch's own machinery."""
 
 from __future__ import annotations
 

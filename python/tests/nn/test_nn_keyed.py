@@ -32,7 +32,7 @@ class JaggedTensor:
 
 
 class KeyedJaggedTensor:
-    """What TorchRec's class of the name has, as far as it is used."""
+    """The used part of TorchRec's class of this name."""
 
     def __init__(self, features: dict[str, JaggedTensor], **odd: Any) -> None:
         self._features, self._odd = features, odd
@@ -142,7 +142,8 @@ def test_a_model_finds_its_features_in_a_batch_for_look_ahead(store: embedrock.S
     model = torch.nn.ModuleDict({"bags": nn.EmbeddingBagCollection(TABLES, store=store)})
     steps = [(torch.rand(3, 2), batch()) for _ in range(3)]
     loader = embedrock.LookaheadLoader(steps, model, announce=True)
-    # How many a window has room for depends on how fast it reads: some pass announces them all.
+    # The number of batches in a window depends on the speed of its reads: some pass announces them
+    # all.
     for _ in range(100):
         for _, keyed in loader:
             model["bags"](keyed)

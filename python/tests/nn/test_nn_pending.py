@@ -51,7 +51,7 @@ def test_without_gradients_nothing_is_kept(module: Any, training: bool) -> None:
         assert not module(ids(1)).requires_grad
     with torch.inference_mode():
         module(ids(1))
-        with torch.enable_grad():  # which an inference mode has no graph for
+        with torch.enable_grad():  # inference mode has no graph for it
             assert not module(ids(1)).requires_grad
     assert list(module.parameters()) == []
 

@@ -185,7 +185,7 @@ def test_training_alone_and_together_leave_the_same_rows(store: embedrock.Store)
 
 
 def test_evaluation_in_inference_mode_before_training(store: embedrock.Store) -> None:
-    # What a forward keeps for the next one of its size must not be an inference tensor.
+    # Data that a forward keeps for the next one of its size must not be an inference tensor.
     together = collection(store, "t_", concatenate=True)
     batch = batch_of("one")
     pooling._begins.cache_clear()

@@ -21,7 +21,7 @@ NAMES, ROWS, DIM, BATCH = ["a", "b", "c"], 50, 4, 16
 
 
 class Fields(torch.nn.Module):
-    """What most models have: one module for each field."""
+    """The usual model: one module for each field."""
 
     def __init__(self, store: embedrock.Store) -> None:
         super().__init__()

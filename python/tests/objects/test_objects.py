@@ -255,7 +255,7 @@ def test_a_push_that_is_killed_at_any_request_leaves_the_last_one(
         if is_made:
             break
         sent = len(list((folder / "pieces").rglob("*.*")))
-    # What those before have sent was used: each piece is there once.
+    # Pieces sent by earlier pushes were reused: each piece is there once.
     digests = [path.name.partition(".")[0] for path in (folder / "pieces").rglob("*.*")]
     assert last > 10 and sent and len(digests) == len(set(digests))
     assert objects.push(tmp_path / "s", url)["is_new"] is False

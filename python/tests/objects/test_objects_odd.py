@@ -180,7 +180,7 @@ def test_a_damaged_manifest_does_not_block_the_others(
                 objects.pull(url, tmp_path / "t")
             with pytest.warns(UserWarning, match="0000000003"):
                 done = objects.prune(url, 2, alone=True)
-            # What it names is not known.
+            # The pieces that it names are unknown.
             assert (done["kept"], done["removed_pieces"]) == (2, 0)
             assert done["damaged"] == [manifest_name(3)]
         newest.write_bytes(b"")
@@ -500,7 +500,7 @@ class Lists(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def lists() -> Iterator[dict[str, str]]:
-    """What reaches a server of lists."""
+    """Options that reach a server of lists."""
     Lists.asked, Lists.cuts = [], []
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Lists) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -547,7 +547,7 @@ def test_a_list_that_always_breaks_off_ends(lists: dict[str, str]) -> None:
 def test_what_a_url_says_is_the_name_of_the_objects(
     lists: dict[str, str], name: str, prefix: str
 ) -> None:
-    """What came behind a '?' or a '#' was dropped, so a push went among the objects of another."""
+    """The part after a '?' or a '#' was dropped, so a push went among the objects of another."""
     assert next(Remote(f"s3://b/{name}", lists).below("pieces")).name == "pieces/0000"
     assert Lists.asked[0] == f"{prefix}pieces/"
 

@@ -557,8 +557,8 @@ def test_torch_optimizer_made_before_the_first_forward_takes_dense_parameters_on
 
 
 def found_by_registries(base: type) -> Iterator[type]:
-    """What ``class_resolver``, with which PyKEEN registers optimizers, finds below a class: nothing
-    of private modules, and nothing of other packages than that of the parent."""
+    """Classes that ``class_resolver``, with which PyKEEN registers optimizers, finds below a class:
+    none of private modules, and none of other packages than that of the parent."""
     for one in base.__subclasses__():
         yield from found_by_registries(one)
         private = any(part.startswith("_") for part in [*one.__module__.split("."), one.__name__])

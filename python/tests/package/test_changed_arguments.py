@@ -1,4 +1,5 @@
-"""What a caller changes while a verb runs: any of its values may count, and nothing breaks.
+"""Arguments that a caller changes while a verb runs: any of their values may count, and nothing
+breaks.
 
 A thread writes over keys, rows or the array to fill, in place, while the engine works on them
 without the interpreter lock.
@@ -258,7 +259,7 @@ def kept_waiting(table: embedrock.Table, call: Callable[[], object]) -> Iterator
 
 
 def until_taken(probe: Callable[[], object]) -> str:
-    """What a call is told once another thread has the array."""
+    """Error of a call once another thread has the array."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
@@ -345,7 +346,7 @@ def test_what_a_thread_reads_is_read_by_others_and_filled_by_none(
     def read() -> None:
         busy.put([1, 2], theirs) if verb == "put" else busy.update([1, 2], theirs, lr=0.1)
 
-    # What a probe puts into the memory until the thread has it is what the memory holds.
+    # Probes write to the memory until the thread has it, so they write its present content.
     table.put([1, 2], mine)
     with kept_waiting(busy, again(read)):
         told = until_taken(lambda: table.get([1, 2], out=mine))

@@ -191,7 +191,7 @@ def environment() -> dict[str, str]:
 
 
 def run(folder: Path, script: str, *arguments: str) -> str:
-    """What a script prints. One with PyTorch is a child of a process that has imported it."""
+    """Output of a script. One with PyTorch is a child of a process that has imported it."""
     command = words(script, *arguments)
     if script in NEEDS_TORCH:
         done = withtorch.run(command, cwd=folder, env=environment())

@@ -1,4 +1,4 @@
-"""What stores, servers and the package log, and that logging holds nobody up."""
+"""Log records of stores, servers and the package; logging holds nobody up."""
 
 from __future__ import annotations
 

@@ -472,7 +472,7 @@ def recorded(world: World) -> Recording:
 CALLED = ("progress", "function", "keys_of", "closure", "stop", "on_bad", "select")
 """Parameters whose own errors reach the caller as they are."""
 
-# What stands for parameters without a fixed name.
+# Names used for parameters without a fixed name.
 MORE = ("momentum", "dampening", "nesterov", "lr_power", "l1", "l2", "beta", "unknown")
 
 
@@ -585,7 +585,7 @@ def test_odd_arguments_work_or_raise_our_errors(
     monkeypatch.chdir(tmp_path)  # a text is a path
     world = World(tmp_path)
     wrong = []
-    own: list[BaseException] = []  # what functions that were given have raised
+    own: list[BaseException] = []  # errors raised by given functions
     make, arguments = CALLS[name]
     signature = signature_of(name, make(world))
     finish(call(make(world), signature, arguments(world))) if name not in NO_USUAL else None

@@ -1,4 +1,4 @@
-"""What is said where users slip: optimizers, loaders, loss that is no number, recordings."""
+"""Messages for mistakes of users: optimizers, loaders, a loss that is no number, recordings."""
 
 from __future__ import annotations
 

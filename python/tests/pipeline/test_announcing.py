@@ -10,7 +10,7 @@ import pytest
 from embedrock.pipeline.announcing import Announcing, Reads, Verdict
 
 USED = 10_000
-#: What steps read and wait for, without announcements.
+#: Reads and waits of steps without announcements.
 OUT_OF_CORE = Reads(USED, 1000, 0.004)
 RESIDENT = Reads(USED, 0, 0.0)
 #: Announced steps until the window is filled.
@@ -33,7 +33,7 @@ class Loop:
             announced = self.announcing.announce
             took = seconds(step, announced)
             self.made.append((announced, took))
-            # What is read ahead is not waited for.
+            # Steps do not wait for rows that were read ahead.
             seen = Reads(reads.used, reads.read, 0.0) if announced else reads
             verdict = self.announcing.step(took, seen, announced and self.since >= FILLING)
             if verdict is not None:

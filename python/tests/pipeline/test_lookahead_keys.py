@@ -30,7 +30,7 @@ def window(monkeypatch: pytest.MonkeyPatch) -> RecordingWindow:
 
 
 def announced(window: RecordingWindow, batches: Any, model: Any, keys_of: Any = None) -> list[Any]:
-    """What is announced of each batch while a loader goes over them."""
+    """Announced keys of each batch while a loader goes over them."""
     seen = []
     for number, _ in enumerate(LookaheadLoader(batches, model, keys_of=keys_of, announce=True), 1):
         seen.append(window.announced[window.last - len(window.announced) + 1])

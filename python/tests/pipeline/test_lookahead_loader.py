@@ -380,7 +380,7 @@ def test_the_position_is_that_of_the_batch_in_hand(
             saved = loader.state_dict()
             break
     assert inner.at == 8
-    assert loader.state_dict() == saved == {"at": 4}  # what was drawn ahead is not part of it
+    assert loader.state_dict() == saved == {"at": 4}  # without the batches drawn ahead
     loader.load_state_dict(saved)
     assert values(loader) == [[4], [5], [6], [7], [8]]
     assert loader.state_dict() == {"at": 9}

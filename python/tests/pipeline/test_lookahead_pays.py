@@ -84,7 +84,7 @@ def test_nothing_is_announced_while_all_rows_are_in_memory(
 def test_batches_are_announced_once_rows_are_missed_and_not_once_they_are_in_memory(
     out_of_core: embedrock.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Whatever is faster on this machine.
+    # The choice must not depend on the speed of this machine.
     monkeypatch.setattr(announcing, "_KEEP", math.inf)
     monkeypatch.setattr(announcing, "_SET_ASIDE", 0.0)
     monkeypatch.setattr(announcing, "_EXCESS", math.inf)

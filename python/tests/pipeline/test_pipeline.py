@@ -145,7 +145,7 @@ class Changing:
 
 @pytest.fixture(params=["overlapped", "alone", "changing"])
 def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool | None:
-    """What is passed to ``Pipeline(overlap=)``."""
+    """Argument of ``Pipeline(overlap=)``."""
     if request.param == "changing":
         monkeypatch.setattr("embedrock.pipeline.training.Pace", Changing)
         return None

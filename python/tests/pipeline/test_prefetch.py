@@ -162,7 +162,7 @@ def test_a_request_waits_for_what_was_announced(store: embedrock.Store) -> None:
     rows = table.lookahead(keys[:100], room(table, 100), announced=number).wait()
     assert (rows[:, 0] == keys[:100]).all()
     window = store.window.stats()
-    # Where others leave the window's threads no core, nobody waits for them.
+    # If other processes leave the window's threads no core, nobody waits for them.
     assert window["filled"] == number or window["starved"] or window["resting"]
     store.window.finish(number)
     with pytest.raises(MisuseError, match="batch 9 was not announced"):

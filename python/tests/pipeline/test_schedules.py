@@ -243,7 +243,7 @@ def test_a_shuffling_loader_gives_what_it_gives_without_schedule(
         found.append((digest, torch.rand(1).item(), random.random(), np.random.get_state()[1][0]))
     assert found[0] == found[1], "rows and random generators are the same"
     assert [count["scheduled"] for count in counts] == [38] * 3, counts
-    # What the schedule asks for, a worker process looks at.
+    # A worker process looks at the samples for the schedule.
     assert datasets[1].looked_at == 3 * 600
 
 

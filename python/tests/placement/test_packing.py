@@ -29,7 +29,7 @@ def test_rows_are_there_once_and_pages_are_as_counted(share: float, tmp_path: Pa
     keys = plan.groups[0].key
     assert sorted(keys.tolist()) == np.unique(trace.values).tolist()
     assert plan.num_replica_pages <= share * plan.num_rows / 5
-    plan.save(tmp_path / "plan.npz")  # what is loaded is checked
+    plan.save(tmp_path / "plan.npz")  # the loaded plan is checked
     found = Plan.load(tmp_path / "plan.npz").evaluate(trace, candidates_max=16)
     expected = placements.counted(plan, trace)
     assert found.pages_home == expected[1]

@@ -1,4 +1,4 @@
-"""Where a store may be made: ``open`` and ``copy`` with paths that were not meant."""
+"""Allowed paths of a new store: ``open`` and ``copy`` with mistaken paths."""
 
 from __future__ import annotations
 

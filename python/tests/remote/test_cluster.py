@@ -203,7 +203,7 @@ def test_a_bucket_that_moves_is_found_and_an_update_of_it_made_once(
             assert wire.call(b"EMB.CLUSTER", b"RELOAD") == "OK"
             wire.close()
 
-        # Who takes it over first, then its rows, then who has had it.
+        # First the server that takes the bucket over, then its rows, then the server that had it.
         reload("b")
         with embedrock.connect(trio.url("b")) as taking:
             taking["user"].put([17], before[:1])

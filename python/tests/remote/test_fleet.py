@@ -25,13 +25,13 @@ from embedrock.remote.wire import Wire
 KEYS = np.arange(2000)
 ROWS = rows_of(KEYS)
 TABLES = {"user": True, "item": False}
-"""Which are dense."""
+"""Tables, and whether they are dense."""
 SAYS_DOWN = {
     "all": ("IoError", "cannot connect: server"),
     "redis-cli, b": ("ConnectionError", "Could not connect to Redis at"),
     "redis-py, b": ("ConnectionError", "Connection refused"),
 }
-"""What clients of a server that is down are told (docs/how-to/cluster.md)."""
+"""Errors of clients of a server that is down (docs/how-to/cluster.md)."""
 CLI = shutil.which("redis-cli")
 
 
@@ -54,7 +54,7 @@ class Readers:
         self.phase = "before"
         self.right: Counter[tuple[str, str]] = Counter()
         self.failed: list[tuple[str, str, str, Exception]] = []
-        """Who, the phases in which it was asked and failed, and how."""
+        """Name of the client, the phases in which it asked and failed, and the error."""
         self.wrong: list[str] = []
         self.stopping = False
         self.threads: dict[str, threading.Thread] = {}

@@ -308,7 +308,7 @@ def test_a_step_with_bad_gradients_changes_no_table(writable: Served) -> None:
         with pytest.raises(NonFiniteError, match=r"1 of .* rows of table 'user'"):
             optimizer.step()
         np.testing.assert_array_equal(remote["item"].get(everything), before)
-        assert len([*model.item.parameters()]) == 1  # what was refused can be made again
+        assert len([*model.item.parameters()]) == 1  # a refused step can be made again
         model.user._pending["rows"].parameter.grad[2, 1] = 0.0
         optimizer.step()
         assert (remote["item"].get(everything) != before).any()
@@ -350,7 +350,7 @@ def test_a_step_without_an_answer_is_never_made_again(writable: Served) -> None:
         between.cuts = 1
         with pytest.raises(IoError, match="no reply"):
             optimizer.step()
-        optimizer.step()  # who tries again makes no second step
+        optimizer.step()  # trying again makes no second step
         np.testing.assert_array_equal(remote["item"].get([1, 2]), np.full((2, DIM), -1, np.float32))
         item(torch.tensor([1])).sum().backward()
         writable.stop()

@@ -57,7 +57,7 @@ def filled(tmp_path: Path) -> Path:
 
 
 def tool(name: str) -> str:
-    """A tool of Redis. Where it is not installed the test is skipped, and pytest says so."""
+    """A tool of Redis. If it is not installed, the test is skipped, and pytest says so."""
     found = shutil.which(name)
     if found is None:
         pytest.skip(f"{name} is not installed (Debian: apt-get install redis-tools)")

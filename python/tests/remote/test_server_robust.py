@@ -121,7 +121,7 @@ def test_very_many_connections_are_held_open_while_others_are_served(filled: Pat
 
 
 def info(served: Served, section: str = "clients") -> bytes:
-    """What a server tells of itself; clients are those but the one that asks."""
+    """A section of a server's INFO; the client that asks is not counted."""
     with socket.create_connection((served.host, served.port), 30) as client:
         client.sendall(f"INFO {section}\r\n".encode())
         said = client.recv(4096)

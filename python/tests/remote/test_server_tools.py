@@ -66,7 +66,7 @@ def until(what: str, is_so: Callable[[], bool]) -> None:
 
 
 def hang_up(served: Served, lines: int) -> list[str]:
-    """What the server says to a SIGHUP, in so many lines beside those of its log."""
+    """The server's reply to a SIGHUP, of a number of lines beside those of its log."""
     served.process.send_signal(signal.SIGHUP)
     assert served.process.stderr is not None
     said = (line.strip() for line in served.process.stderr if " embedrock::" not in line)
@@ -95,7 +95,7 @@ def test_a_hang_up_has_a_server_read_its_files_again_and_never_ends_it(
                 "embedrock: the certificate was read again",
                 "embedrock: the password was read again",
             ]
-            assert remote["user"].get([1])[0, 0] == 9  # who was let in stays
+            assert remote["user"].get([1])[0, 0] == 9  # authenticated clients stay
         second = ssl.get_server_certificate(where)
         assert second != first and second.strip() == cert.read_text().strip()
         with pytest.raises(embedrock.errors.MisuseError, match="invalid username-password"):
@@ -151,7 +151,7 @@ def test_a_follower_whose_terminal_is_closed_commits_first(
         return b"following: 1," in shown
 
     until("it reads the record", has_read)
-    os.close(terminal)  # what it says from here on is an error of the device
+    os.close(terminal)  # further output is an error of the device
     process.send_signal(number)
     process.send_signal(signal.SIGHUP)  # of a terminal, several may come
     out, _ = process.communicate(timeout=60)
@@ -182,7 +182,7 @@ def test_silent_connections_are_asked_for_on_both_sides(
 
 
 def timers_of(port: int) -> set[str]:
-    """Which timers run of connections to and from a port: 02 is that of keep-alive, 00 none."""
+    """Timers of connections to and from a port: 02 is that of keep-alive, 00 none."""
     timers = set()
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
@@ -193,7 +193,7 @@ def timers_of(port: int) -> set[str]:
 
 
 class Stop(BaseException):
-    """What a handler of a signal raises."""
+    """Raised by a handler of a signal."""
 
 
 class Raised:

@@ -238,7 +238,7 @@ def test_a_commit_that_fails_is_told(store: Path) -> None:
         found = until(url, lambda now: now["last_task"]["failure"] is not None)
         assert found["last_task"]["kind"] == "refresh"
         assert str(store) in found["last_task"]["failure"]
-        # What all refreshes have against them is told first.
+        # The reason against all refreshes is reported first.
         assert found["problem"].startswith(f"the folder that was opened at {store} is at ")
 
 
@@ -258,7 +258,7 @@ def test_every_field_is_in_the_documentation() -> None:
 
 
 class Page(html.parser.HTMLParser):
-    """What a page is made of, as far as the rules for it go."""
+    """Elements of a page, as far as the rules for it go."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -58,7 +58,7 @@ def module_of(name: str) -> str:
 
 
 def depth_of(name: str) -> int:
-    """How many `super` lead from a file to the root of the crate."""
+    """Number of `super` from a file to the root of the crate."""
     parts = name.removesuffix(".rs").split("/")
     return len(parts) - (parts[-1] == "mod")
 
@@ -91,7 +91,7 @@ def paths(text: str) -> list[str]:
 
 
 def strangers(name: str, code: str) -> list[str]:
-    """What a source names of its level, or above."""
+    """Modules named by a source that are on its level, or above."""
     own = module_of(name)
     level = LEVELS.get(own, 0)
     found = []
@@ -133,7 +133,7 @@ def layouts_and_indexes(name: str, code: str) -> list[str]:
     layouts = {path.name for path in (ENGINE / "storage").iterdir() if path.is_dir()}
     assert "log" in layouts
     inner = [("storage", layout) for layout in layouts] + [("index",)]
-    # What was imported as `storage` is named by that.
+    # Paths that begin with an imported `storage`.
     named = [*uses(name, code), *(f"storage::{found[1]}" for found in OF_STORAGE.finditer(code))]
     parts = [tuple(path.split("::")) for path in named]
     return ["::".join(path) for path in parts if any(path[: len(i)] == i for i in inner)]
@@ -210,8 +210,8 @@ TELLS = re.compile(r"\bevents::|\.log_[a-z]+\(|\bSweep::")
 """Calls of what a store logs."""
 
 QUIET = ("cache/", "index/", "storage/", "optimizer/", "permits/", "io/", "store/verbs/")
-"""Where rows are looked up, read, changed, packed and written: whatever is logged there would be
-logged for each of them."""
+"""Modules that look rows up, read, change, pack and write them: a log record there would be written
+for each row."""
 
 
 def test_what_is_logged_is_in_one_file_and_none_of_it_where_rows_are_read_and_changed() -> None:

@@ -44,7 +44,7 @@ GROUPS = {
 """Modules and packages by group; a group imports itself and those above it in this list."""
 
 NAMES_OF_TYPES = {
-    ("observe", "store"),  # what is told of a store is made with it
+    ("observe", "store"),  # reports on a store are made with it
     ("ahead", "store"),
     ("trace", "store"),
 }
@@ -70,7 +70,7 @@ def group_of(module: str) -> str:
 
 
 def imports(text: str, known: set[str]) -> Iterator[tuple[str, bool]]:
-    """What a source imports of the package, within functions too; whether for its types alone."""
+    """Imports of a source from the package, within functions too, and whether for types alone."""
 
     def visit(node: ast.AST, types: bool) -> Iterator[tuple[str, bool]]:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -168,7 +168,7 @@ def test_modules_import_each_other_in_no_circle() -> None:
         for module, path in modules().items()
     }
     assert circle(graph) == []
-    # What is looked with finds one.
+    # The search finds a planted circle.
     graph["_arguments"].add("store.store")
     assert {"_arguments", "_verbs", "store.store", "table"} <= {*circle(graph)}
 

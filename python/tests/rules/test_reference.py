@@ -18,7 +18,7 @@ import reference  # noqa: E402
 
 
 def described() -> dict[str, str]:
-    """What the pages have between the marks of each name."""
+    """Text of the pages between the marks of each name."""
     text = "".join(page.read_text() for page in sorted(PAGES.glob("*.md")))
     blocks = re.findall(r"<!-- reference: (\S+) -->\n(.*?)<!-- end -->", text, re.DOTALL)
     return dict(blocks)

@@ -84,7 +84,7 @@ def test_changes_lead_from_one_commit_to_the_last(store: embedrock.Store) -> Non
     write(store, 1)
     second = store.commit(2)
     after = {name: rows_of(table) for name, table in store.tables.items()}
-    write(store, 2)  # what no commit has is no change
+    write(store, 2)  # without a commit these are no changes
     for since in (1, first):
         found: dict[str, Rows] = {"ids": {}, "keys": {}}
         gone: dict[str, set[int]] = {"ids": set(), "keys": set()}

@@ -247,7 +247,7 @@ def test_a_trainer_that_is_killed_leaves_its_last_commit(tmp_path: Path) -> None
         child.wait()
         last = int(next(line for line in reversed(said) if line))
         with opened(path) as store:
-            # What is written is the number of the commit.
+            # The values that are written are the number of the commit.
             assert store.step in (last, last + 1)
             assert values(store) == {float(store.step)}
         assert embedrock.check(path)["problem_count"] == 0

@@ -173,7 +173,7 @@ class Whole:
         self.digests = {0: self.run.digest()}
 
     def at(self, step: int) -> str:
-        """What the run was after a step after which a child may save."""
+        """Digest of the run after a step at which a child may save."""
         while self.step < step:
             self.step += 1
             self.run.train(self.step)

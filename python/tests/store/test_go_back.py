@@ -313,7 +313,7 @@ def test_a_reader_moves_to_an_earlier_commit_and_on_again(store: embedrock.Store
         assert moved is not None and moved.step == 2 and words.get([5])[0, 0] == 2
         with pytest.raises(NotFoundError, match="7"):
             reader.go_back(7)
-        assert words.get([5])[0, 0] == 2  # where it was
+        assert words.get([5])[0, 0] == 2  # unchanged
 
 
 def test_it_is_refused_while_a_pipeline_or_a_recording_would_be_of_other_rows(

@@ -2,7 +2,7 @@
 
 ``golden/store-1.tar.gz`` was written when all formats were at version 1 and rows were float32: two
 commits of a dense table with Adagrad, a growing one with Adam by row and one with row-wise Adagrad,
-deleted rows among them. What it held was noted then.
+deleted rows among them. Its content was recorded then.
 """
 
 from __future__ import annotations

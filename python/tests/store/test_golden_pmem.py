@@ -2,8 +2,8 @@
 
 ``golden/store-pmem-1.tar.gz`` was written when regions had version 1, without checks of their
 index, and journals left out that the region of a growing table is one part; its first journal file
-is gone. It has a dense and a growing table with Adagrad, deleted rows among them. What it held was
-noted then.
+is gone. It has a dense and a growing table with Adagrad, deleted rows among them. Its content was
+recorded then.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keys of texts. What they are is fixed: a store must find the rows of earlier versions."""
+"""Keys of texts. Their values are fixed: a store must find the rows of earlier versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What listeners of a store hear of its verbs, and when."""
+"""Calls of a store's listeners for its verbs, and their times."""
 
 from __future__ import annotations
 

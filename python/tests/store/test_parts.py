@@ -39,7 +39,7 @@ def train(rank: int, world: int, folder: str) -> list[str]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parts") / "run"
-    assert ranks.run(2, train, str(folder)) == [[], []]  # who trains all ranks is not warned
+    assert ranks.run(2, train, str(folder)) == [[], []]  # training on all ranks gives no warning
     return folder
 
 

@@ -182,7 +182,7 @@ def test_a_full_store_names_what_pins_keep(tmp_path: Path) -> None:
         assert full is not None and "of pinned commits 'p" in full
         assert sum(file.stat().st_blocks * 512 for file in store.path.iterdir()) <= bound
         pins = store.stats()["pins"]
-        # What the last ones have, kept commits have, too.
+        # Kept commits need the rows of the last pins, too.
         assert len(pins) > 3 and all(pin["bytes"] > 100_000 for pin in pins[:-3]), pins
         for name in list(store.pins()):
             store.unpin(name)

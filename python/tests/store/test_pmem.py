@@ -290,7 +290,7 @@ def test_checks_read_every_row_and_find_damage(path: Path) -> None:
     assert report["problems"] == []
     assert report["rows"] == 60 * 3, "the table's once, the log's of two commits"
     region = (path / "pmem-0").read_bytes()
-    # Where it was before it was put again, too.
+    # This also replaces the outdated copies of the row.
     row, other = numbered(33).tobytes(), numbered(34).tobytes()
     (path / "pmem-0").write_bytes(region.replace(row, other))
     (problem,) = embedrock.check(path)["problems"]
@@ -322,7 +322,7 @@ def test_a_full_region_says_what_to_do_and_changes_nothing(path: Path) -> None:
             table.update(more, np.ones((40, 4), np.float32), lr=0.1)
         assert table.digest() == digest
         assert len(log) == 0
-        # What has a row is changed, and the store goes on.
+        # Keys that have a row can be changed, and the store goes on.
         table.put(np.arange(60, 100), numbered(np.arange(60, 100)))
         table.update(np.arange(100), np.ones((100, 4), np.float32), lr=0.1)
         assert table.delete(np.arange(10)) == 10
@@ -459,7 +459,7 @@ def test_copies_go_into_regions_and_out_of_them(tmp_path: Path, path: Path) -> N
             assert (table.digest(), table.capacity) == (digest, room), name
 
 
-# Where regions lie, and whose they are.
+# Folders of regions, and the stores that own them.
 
 
 def test_regions_may_lie_in_a_folder_that_stores_share(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_rows_of_every_dim_are_what_the_format_says(tmp_path: Path, dtype: str) 
             table.put(np.arange(60), values)
             got = table.get(np.arange(60))
             np.testing.assert_array_equal(got, rounded(values, dtype), f"dim {dim}")
-            # What is read and put back does not change.
+            # Rows that are read and put back do not change.
             table.put(np.arange(60), got)
             np.testing.assert_array_equal(table.get(np.arange(60)), got)
         store.commit(step=1)

@@ -126,7 +126,7 @@ def test_doubles_are_rounded_once(
     keys = np.arange(len(values))
     expected = once(values, dtype)
     twice = once(values.astype(np.float32).astype(np.float64), dtype)
-    assert (expected != twice).sum() > 100  # what the test is for
+    assert (expected != twice).sum() > 100  # the difference under test
     more = (tmp_path,) if way is load_npy else ()
     way(table, keys, values, *more)
     np.testing.assert_array_equal(table.get(keys), expected)

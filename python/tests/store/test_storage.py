@@ -1,4 +1,4 @@
-"""Which storage a table has: where it is said, kept, refused and shown."""
+"""The storage of a table: where it is given, kept, refused and shown."""
 
 from __future__ import annotations
 

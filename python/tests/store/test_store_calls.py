@@ -1,6 +1,6 @@
 """Calls that would wait for ever are refused at once: in forked children, inside a modify.
 
-What may hang runs in a process of its own.
+Calls that may hang run in a process of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SMALL = {"max_disk_bytes": 100 << 20}
 
 
 def run(script: str, *arguments: object) -> str:
-    """What a script prints that must succeed; it finds the modules beside this file."""
+    """Output of a script that must succeed; it finds the modules beside this file."""
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],

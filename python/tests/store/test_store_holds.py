@@ -1,5 +1,5 @@
-"""What keeps a store locked and a commit held: copies of the directory, ``os.chdir``, users who may
-not write.
+"""Locks of stores and holds on commits: copies of the directory, ``os.chdir``, users without write
+access.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_a_copy_of_the_directory_leaves_the_lock_to_its_writer(tmp_path: Path) -
             check=False,
         )
         assert "LockedError" in done.stderr and f"process {os.getpid()}" in done.stderr
-    # What was copied is nobody's lock.
+    # A copied lock file locks nothing.
     embedrock.open(tmp_path / "copy", **SMALL).close()
 
 
@@ -136,7 +136,7 @@ def test_a_reader_of_another_user_holds_nothing_and_says_so() -> None:
         assert (reader.returncode, said) == (0, "59\n")
 
 
-# What the documentation tells of a reader that is forgotten.
+# The example of the documentation for a reader that is forgotten.
 def test_a_reader_whose_hold_was_taken_away_is_told_and_goes_on_refreshed(tmp_path: Path) -> None:
     with embedrock.open(tmp_path / "s", max_held_bytes=0, **SMALL) as store:
         train(store, range(1, 3))

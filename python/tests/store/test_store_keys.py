@@ -1,4 +1,4 @@
-"""What may be passed as keys and rows, and what the errors say."""
+"""Allowed keys and rows, and the errors for others."""
 
 from __future__ import annotations
 

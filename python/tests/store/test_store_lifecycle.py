@@ -537,7 +537,7 @@ class TestWholeStores:
 
 
 def test_the_smallest_memory_that_is_named_works(tmp_path: Path) -> None:
-    """Whatever page and depth the device was given."""
+    """For every page size and depth that the device was given."""
     rows = 20_000_000
     with (
         embedrock.open(tmp_path / "store", 1 << 20, check_disk=False) as store,

@@ -158,7 +158,7 @@ def test_a_wait_ends_with_the_store(store):
     closing = threading.Thread(target=store._core.close)
     closing.start()
     begin = time.monotonic()
-    with contextlib.suppress(errors.ClosedError):  # where it was closed before
+    with contextlib.suppress(errors.ClosedError):  # closed before
         store.window.begin(number)
     closing.join()
     assert time.monotonic() - begin < 30
@@ -226,7 +226,7 @@ def test_ctrl_c_ends_a_wait(tmp_path):
         try:
             with pytest.raises(KeyboardInterrupt):
                 store.window.begin(numbers[-1])
-            assert thread.is_alive()  # what it waited for is still to come
+            assert thread.is_alive()  # the awaited rows are still to come
         finally:
             interrupt.cancel()  # a wait that ended too early must not end the tests
             told.set()

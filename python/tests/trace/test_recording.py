@@ -150,7 +150,7 @@ def test_a_closed_store_records_nothing(tmp_path: Path) -> None:
 def in_child_beside_a_locked_recording(
     store: embedrock.Store, recording: Recording, work: Callable[[], object]
 ) -> str:
-    """What ``work`` ends with in a child, forked while another thread holds the locks."""
+    """The last line of ``work`` in a child, forked while another thread holds the locks."""
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -164,7 +164,7 @@ def in_child_beside_a_locked_recording(
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        # Whoever waits for a lock that nobody here can give back is killed instead of hanging.
+        # A child that waits for a lock that nobody here can release is killed instead of hanging.
         signal.alarm(20)
         text = "done"
         try:

@@ -1,4 +1,4 @@
-"""What is measured of steps: seconds that add up, the engine's counters, the best cache's loads."""
+"""Measurements of steps: seconds that add up, the engine's counters, the best cache's loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `embedrock train` can be told of graphs, and what it says without PyTorch Geometric."""
+"""Options of `embedrock train` for graphs, and its messages without PyTorch Geometric."""
 
 from __future__ import annotations
 

@@ -299,5 +299,5 @@ def test_a_training_run_writes_its_report_and_long_histories_stay_short(
         text = (tmp_path / "run.html").read_text()
         for caption in ("Where the time of a step goes", "beside the best"):
             assert caption in text
-        # Where reads take next to no time the loader never tries to announce.
+        # If reads take next to no time, the loader never tries to announce.
         assert ("Look-ahead window" in text) == any(columns["window_batches"])

@@ -80,7 +80,7 @@ def announces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a run that reads nothing ahead comes to."""
+    """Result of a run that reads nothing ahead."""
     folder = tmp_path_factory.mktemp("plain")
     with pytest.MonkeyPatch.context() as monkeypatch:
         result, losses = trained(run_of(folder, "store", lookahead_depth=0), monkeypatch)

@@ -85,7 +85,7 @@ def test_a_run_is_resumed_with_the_same_bits_and_scored_by_target(
     with monkeypatch.context() as patched:
         stops_after(patched, 4)
         train(options(tmp_path, which, "stopped"))
-    # What was not asked for is that of the run, the model too.
+    # Options that are not given are those of the run, the model too.
     told = options(tmp_path, which, "stopped", resume=True)
     plain = replace(told, recipe=Recipe.of_format(told.format, {}), given=frozenset())
     second = train(plain)

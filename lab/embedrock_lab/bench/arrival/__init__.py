@@ -49,19 +49,19 @@ PLANNED = (0.5, 0.75)
 """Shares of the batches after which a plan is made of those before."""
 GATHERED = 8
 BESIDE_BYTES = 320 << 10
-"""What a store takes at least that is neither rows nor index."""
+"""Least memory of a store beside rows and index."""
 MODELS: dict[str, dict[str, Any]] = {
     "flush": {"flushes": "rank"},
     "clean": {"cleans": "rank"},
     "both": {"flushes": "rank", "cleans": "rank"},
     "gathered": {"flushes": "rank", "cleans": "rank", "gathered": GATHERED},
 }
-"""What is written in the order of a plan."""
+"""The kinds of writes that follow the order of a plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     trace: list[Path] | None = option(None, "queries, instead of made ones", metavar="FILE")
     table: str | None = option(None, "table of a trace whose file does not say it")
@@ -150,8 +150,8 @@ def _repeated(
 def _stored(
     report: Report, options: Options, load: Load, tables: npt.NDArray[np.uint16]
 ) -> tuple[dict[str, dict[str, float]], int]:
-    """What a store reads that is trained in the order of the queries, and sorted by key; and the
-    rows of its pages."""
+    """Reads of a store that is trained in the order of the queries, and sorted by key; and the rows
+    of its pages."""
     training = Training(
         tables,
         load.rows,

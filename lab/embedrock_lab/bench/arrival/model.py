@@ -1,9 +1,10 @@
-"""A model of training on a log: which pages batches read, by the order in which rows are written.
+"""A model of training on a log: the pages that batches read, by the order in which rows are
+written.
 
-Rows that leave a cache changed wait in a buffer, are written together behind a log, and are moved
-by cleaning. The cache is set-partitioned, each set gives up the row used least recently; a commit
-writes all changed rows. What the engine has beside, the model leaves out: rows that are read while
-they wait on their way to the disk, copies that older commits hold, more than one open end.
+Changed rows that leave a cache wait in a buffer, are appended to a log together, and are moved by
+cleaning. The cache is set-partitioned, each set evicts its least recently used row; a commit writes
+all changed rows. The model leaves out some features of the engine: reads of rows that wait to be
+written, copies that older commits hold, several open segments.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ class Load:
     rows: Rows
     """Of one query after another: (keys,)."""
     offsets: Rows
-    """Where queries begin, and the end: (queries + 1,)."""
+    """Offsets of queries, with the end: (queries + 1,)."""
     num_rows: int
     batch: int
     """Queries of a batch."""
 
     @property
     def queries(self) -> int:
-        """How many there are."""
+        """Number of queries."""
         return len(self.offsets) - 1
 
     def batches(self) -> list[Rows]:
@@ -60,7 +61,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Settings:
-    """How much memory there is, and how rows are written."""
+    """Memory, and the way in which rows are written."""
 
     rows_per_page: int
     cache: float
@@ -71,7 +72,7 @@ class Settings:
     gathered: int = 1
     """Segments that are cleaned together."""
     flushes: str = "arrival"
-    """How rows that are flushed are put in order: ``arrival``, ``rank`` or ``identity``."""
+    """Order of flushed rows: ``arrival``, ``rank`` or ``identity``."""
     cleans: str = "arrival"
     """The same of rows that are moved; in order of arrival they stay as they are."""
     measured: float = 0.5
@@ -88,7 +89,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Counts:
-    """What the batches that count have read, per batch."""
+    """Reads of the batches that count, per batch."""
 
     pages: float
     rows: float
@@ -202,7 +203,7 @@ class _Training:
                 self._write(waiting[begin : begin + self._waiting_max])
 
     def _victims(self, came: Rows) -> Rows:
-        """What is too much in its set, now that rows came."""
+        """Rows to evict from sets that are too full after new rows came."""
         grown = np.zeros(self._sets, np.bool_)
         grown[self._set_of[came]] = True
         resident = np.flatnonzero(self._resident)
@@ -235,9 +236,9 @@ class _Training:
 
 
 def pages_of_training(load: Load, settings: Settings, plans: Sequence[Plan] = ()) -> Counts:
-    """What batches read that are trained on a log which was empty before.
+    """Reads of batches that are trained on a log which was empty before.
 
-    Plans count from the batch on in which they begin, the latest one.
+    Each plan is used from the batch at which it begins until the next plan.
     """
     return _counted(load, settings, plans, None)
 

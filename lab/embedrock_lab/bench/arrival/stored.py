@@ -19,14 +19,14 @@ __all__ = ["Trained", "Training", "train"]
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, and how."""
+    """A training: its data and its settings."""
 
     tables: npt.NDArray[np.uint16]
     """The table of each row, rising: (rows,)."""
     rows: Rows
     """Of one query after another: (keys,)."""
     offsets: Rows
-    """Where queries begin, and the end: (queries + 1,)."""
+    """Offsets of queries, with the end: (queries + 1,)."""
     batch: int
     """Queries of a batch."""
     dim: int
@@ -34,7 +34,7 @@ class Training:
     memory: int
     """Bytes."""
     commits: int
-    """How many there are, evenly spread."""
+    """Number of commits, evenly spread."""
     measured: float
     """The share of the batches before the first one that counts."""
     ordered: bool = False
@@ -43,7 +43,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Trained:
-    """What the batches that count have read, per batch, and written, per row that they changed."""
+    """Reads of the batches that count, per batch, and writes, per row that they changed."""
 
     pages: float
     rows: float

@@ -75,7 +75,7 @@ class _InShape(Given):
 
 @dataclass(frozen=True, kw_only=True)
 class Options(_OnRealData, _InShape):
-    """What this bench runs with. None stands for the default that the help names."""
+    """Options of this bench. None stands for the default that the help names."""
 
     FORMATTER: ClassVar[type[argparse.HelpFormatter]] = argparse.RawDescriptionHelpFormatter
     GROUP: ClassVar[str | None] = None

@@ -57,7 +57,7 @@ def run(settings: DemoSettings, sink: Sink, *, keep: bool = False) -> dict[str, 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What the report says about the data."""
+    """Facts about the data, for the report."""
 
     samples_train: int
     samples_test: int
@@ -137,7 +137,7 @@ def build(
 
 
 def failures(whole: Result) -> list[str]:
-    """What was not reached, as sentences; empty when all is well."""
+    """Missed targets, as sentences; empty when all is well."""
     return limits.failures(whole["figures"])
 
 
@@ -147,7 +147,7 @@ def _row_bytes(settings: DemoSettings) -> int:
 
 
 def _training(run: Result, first_epoch: int = 0) -> Counters:
-    """What the engine counted in training epochs, evaluation and digests apart."""
+    """The engine's counters in training epochs, without evaluation and digests."""
     total = Counters()
     for epoch in run["epochs"][first_epoch:]:
         total = total + Counters.from_dict(epoch["engine"])

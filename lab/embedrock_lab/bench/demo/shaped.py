@@ -1,8 +1,8 @@
 """The bench in Criteo's shape: 26 tables with the data's sizes and skew, labels planted.
 
 The same DLRM is trained out of core, with a budget for all rows (which must give the same bits),
-and, where its optimizer is PyTorch's, with plain PyTorch tables; then the engine's memory is
-measured without PyTorch. What does not fit into the machine's memory is left out, and notes say so.
+and, if its optimizer is PyTorch's, with plain PyTorch tables; then the engine's memory is measured
+without PyTorch. Systems that do not fit into the machine's memory are left out, and notes say so.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def run(settings: ShapedSettings, sink: Sink, *, keep: bool = False) -> Result:
 
 
 def failures(whole: Result) -> list[str]:
-    """What was not reached, as sentences; empty when all is well."""
+    """Missed targets, as sentences; empty when all is well."""
     found = limits.memory_failures(whole["figures"])
     if whole["figures"]["bits_equal"] == 0:
         found.append("bits_equal is 0: the memory budget changed losses or rows")
@@ -91,7 +91,7 @@ mib = real.mib
 
 
 def _systems(settings: ShapedSettings) -> tuple[list[str], list[str]]:
-    """Who can run here, and notes on who cannot."""
+    """Systems that can run here, and notes on those that cannot."""
     names, left_out = [LOOK_AHEAD, OUT_OF_CORE], []
     free = available_memory_bytes()
     table_bytes = settings.rows * settings.row_bytes
@@ -111,7 +111,7 @@ def _systems(settings: ShapedSettings) -> tuple[list[str], list[str]]:
 
 
 def _planted(settings: ShapedSettings) -> Result:
-    """How well the planted model itself predicts the held-out samples."""
+    """Quality of the planted model's own predictions for the held-out samples."""
     dataset = settings.dataset()
     labels, logits = [], []
     for batch in dataset.test_batches(4096):

@@ -58,13 +58,13 @@ FOLDER = "EMBEDROCK_DATA"
 LENGTH, ROWS_PER_QUERY = 20, 1
 """Of made queries: mean rows, and rows of the table for each query."""
 MOST_PINS = 30_000_000
-"""What ``--all`` adds."""
+"""The size that ``--all`` adds."""
 DISK_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     data: Path = option(
         os.environ.get(FOLDER),
@@ -171,7 +171,7 @@ def _traces(report: Report, options: Options) -> Iterator[tuple[str, str, Hypere
 
 
 def _scaling(report: Report, options: Options, directory: Path) -> dict[str, Any]:
-    """What a partition of made queries takes, by their number."""
+    """Cost of a partition of made queries, by their number."""
     sizes = sorted({*options.pins, *([MOST_PINS] if options.all else [])})
     found: dict[str, Any] = {}
     for pins in sizes:

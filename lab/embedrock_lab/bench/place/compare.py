@@ -48,7 +48,7 @@ def compared(
     with_mtkahypar: bool,
     say: Callable[[str], None],
 ) -> tuple[dict[str, Any], int]:
-    """What was found of a trace, and how many counts were wrong."""
+    """Results for a trace, and the number of wrong counts."""
     first = max(min(int(LEARN * every.queries), every.queries - 1), 1)
     learned = every.first(first)
     shares = sorted(share for share in options.replicate if share > 0)
@@ -108,7 +108,7 @@ def _counted(
         if condition == "c0":
             found[name]["served"] = list(one.served)
         hits.setdefault(condition, set()).add(one.hits)
-    # What a cache of rows holds does not depend on the pages that they come from.
+    # The content of a cache of rows does not depend on the pages that they come from.
     counter.mismatches += sum(len(one) != 1 for one in hits.values())
     most = [layout_name(kind, shares[-1]) for kind in STRATEGIES] if shares else []
     return {

@@ -1,4 +1,4 @@
-"""What held-out queries read from a layout, counted by the engine and checked by plain Python."""
+"""Reads of held-out queries from a layout, counted by the engine and checked by plain Python."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHECKED = 100
 
 @dataclass(frozen=True)
 class Counted:
-    """What requests read: all of it counted, nothing estimated."""
+    """Reads of requests: all of them counted, nothing estimated."""
 
     requests: int
     rows: int
@@ -32,7 +32,7 @@ class Counted:
     """Of them, in the cache."""
     pages: int
     served: tuple[int, ...]
-    """How many pages served so many rows."""
+    """Number of pages by the number of rows that they served."""
 
     @property
     def pages_per_request(self) -> float:
@@ -67,10 +67,10 @@ class Counter:
     def count(
         self, layout: Layout, cache: float = 0.0, union: int = 1, candidates: int = 10
     ) -> Counted:
-        """What requests of ``union`` queries read with a cache for that share of the rows.
+        """Reads of requests of ``union`` queries with a cache for that share of the rows.
 
-        ``candidates`` pages of a row are looked at; 0 takes the greedy cover over all. Serving that
-        is not whole, and a sample that plain Python serves otherwise, are mismatches.
+        ``candidates`` pages of a row are considered; 0 takes the greedy cover over all. Incomplete
+        results, and a sample with another result in plain Python, are mismatches.
         """
         found = self._count(self._every, self._first, layout, cache, union, candidates)
         self._note(not found.is_whole)

@@ -32,7 +32,7 @@ def is_installed() -> bool:
 def blocks(
     learned: Hyperedges, rows_per_page: int, seed: int, threads: int
 ) -> tuple[Callable[[], Numbers], Callable[[Numbers], Pages]]:
-    """What partitions, and what makes pages of the block of each row that was given.
+    """A function that partitions, and one that makes pages from the block of each given row.
 
     Pages are (starts, rows, rows that were moved because their block was larger than a page).
     """

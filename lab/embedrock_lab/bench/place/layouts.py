@@ -24,7 +24,7 @@ from embedrock_lab.measure import machine
 __all__ = ["HOMES", "MTKAHYPAR", "STRATEGIES", "STRAWMEN", "Layout", "Maker", "layout_name"]
 
 HOMES = ("identity", "random", "frequency", "shp", "partition")
-"""How home pages are made here; ``shp`` as the MaxEmbed paper does it."""
+"""Methods of making home pages here; ``shp`` is that of the MaxEmbed paper."""
 MTKAHYPAR = "mtkahypar"
 STRATEGIES = ("residual", "connectivity")
 """Replica pages behind the home pages of ``partition``; ``connectivity`` is the paper's."""
@@ -44,7 +44,7 @@ class Layout:
 
     @property
     def pages(self) -> int:
-        """How many pages there are."""
+        """Number of pages."""
         return len(self.starts) - 1
 
     def with_pages(self, starts: Offsets, rows: Rows) -> Layout:
@@ -73,7 +73,7 @@ class Maker:
         self._common = {"folder": str(folder), "num_rows": learned.num_rows, "seed": seed}
         self._common |= {"rows_per_page": rows_per_page, "threads": threads}
         self.took: dict[str, dict[str, Any]] = {}
-        """What each layout took: seconds, seconds of cores, bytes."""
+        """Cost of each layout: seconds, seconds of cores, bytes."""
 
     def home(self, method: str) -> Layout:
         """Home pages alone."""

@@ -36,7 +36,7 @@ class Hyperedges:
 
     @property
     def queries(self) -> int:
-        """How many queries there are."""
+        """Number of queries."""
         return len(self.offsets) - 1
 
     def first(self, queries: int) -> Hyperedges:

@@ -60,7 +60,7 @@ def _shares(found: Traces) -> list[float]:
 
 
 def _homes(axes: Any, found: Traces) -> None:
-    """How many fewer pages than in the order of keys, by trace."""
+    """Reduction of pages relative to the order of keys, by trace."""
     present = [
         name
         for name in (*HOMES[2:], MTKAHYPAR)

@@ -1,4 +1,4 @@
-"""What people read of ``place``: gains by trace and layout, and what learning took."""
+"""Printed summary of ``place``: gains by trace and layout, and the cost of learning."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ ALL_DEPTHS = [4, 16, 64]
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     loads: list[str] = option(list(LOADS), "what is read", choices=list(LOADS))
     rows: int = option(1_000_000, "of the Criteo-shaped load")
@@ -149,7 +149,7 @@ def _median(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _label(bound: int, ahead: int | str = 0) -> str:
-    """How a setting is called."""
+    """Name of a setting."""
     beside = f", {HELD}" if ahead == HELD else f", depth {ahead}" if ahead else ""
     return f"bound {bound}{beside}"
 

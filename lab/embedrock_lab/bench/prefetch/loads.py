@@ -1,4 +1,4 @@
-"""What ``prefetch`` reads: batches of click logs and of knowledge graphs, as MLKV trains on them.
+"""The loads of ``prefetch``: batches of click logs and of knowledge graphs, as MLKV trains on them.
 
 Rows are as wide as MLKV's: a click model has 16 values and Adam's two moments, 48 numbers in all; a
 knowledge graph has 400 values and keeps the optimizer's state elsewhere, as MLKV does.

@@ -102,7 +102,7 @@ class _Loop:
         self.before = store.stats()
 
     def restart(self) -> None:
-        """What was before does not count."""
+        """Discards earlier measurements."""
         self.waited = self.updated = self.verified = 0.0
         self.ahead.clear()
         self.before = self.store.stats()
@@ -129,7 +129,7 @@ class _Loop:
         self.updated += time.perf_counter() - computed
 
     def found(self, steps: int, timed: Timed) -> dict[str, Any]:
-        """What the steps that count took."""
+        """Measurements of the steps that count."""
         after, before = self.store.stats(), self.before
         window = self.store.window.stats()
         permits = self.permits.stats()
@@ -154,7 +154,8 @@ class _Loop:
         }
 
     def wrong_now(self, steps: int) -> int:
-        """How many of the rows used last have not just the updates that they were given."""
+        """Number of the last used rows that do not have exactly the updates that they were
+        given."""
         used = np.unique(self.keys[: self.offsets[steps]])[-CHECKED_AFTER:]
         rows = self.table.get(used)
         return int((rows != self._expected(used, self.applied[used])).any(axis=1).sum())

@@ -54,7 +54,7 @@ WAYS = {ONE: "plain", TWO: "plain", AHEAD: "ahead", NARROW: "narrow", APART: "ap
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     rows: int = option(1_000_000, "of all 26 tables")
     dim: int = option(64, "values of these rows")

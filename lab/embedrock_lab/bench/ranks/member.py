@@ -64,7 +64,7 @@ class Member:
         return self._exchanging.round(way, batch, steps)
 
     def compare(self) -> dict[str, Any]:
-        """What ranks must agree on after training."""
+        """Values that ranks must agree on after training."""
         return self._training.compare()
 
 

@@ -18,7 +18,7 @@ from embedrock_lab.bench.child import ChildError
 __all__ = ["Team"]
 
 START_S, TURN_S = 300.0, 300.0
-"""How long ranks may take to start, and for one round."""
+"""Time limits of the ranks for the start, and for one round."""
 
 
 class Team:
@@ -79,7 +79,7 @@ class Team:
         self.kill()
 
     def ask(self, verb: str, **arguments: Any) -> list[dict[str, Any]]:
-        """What each rank answers. Errors: ``ChildError`` where one ends or takes too long."""
+        """Answers of all ranks. Errors: ``ChildError`` if one ends or takes too long."""
         for child in self._ranks:
             assert child.stdin is not None
             child.stdin.write(json.dumps({"verb": verb, **arguments}) + "\n")

@@ -1,10 +1,10 @@
-"""A system that announces its batches: how it runs, and what is timed.
+"""A system that announces its batches: its loop, and its timing.
 
-The look-ahead window reads while the caller does something else, so nothing that a bench does may
-be left out of the time: a batch takes from the end of the one before to its own end, announcing
-included. Rows are verified afterwards, all of them: each must have been changed exactly as often as
-it was used, which a wrong or old row, read once, would spoil for good. Where batches do not change
-all rows that they read, they are verified as they come, within the time. The device is measured
+The look-ahead window reads while the caller does something else, so the time must include
+everything that a bench does: a batch takes from the end of the one before to its own end,
+announcing included. All rows are verified afterwards: each must have been changed exactly as often
+as it was used, and reading a wrong or old row once would break that for good. If batches do not
+change all rows that they read, they are verified at once, within the time. The device is measured
 before and after, while the window rests, and the trace goes on beyond the last batch that is timed,
 so that the window has as much to do at its end as before.
 """

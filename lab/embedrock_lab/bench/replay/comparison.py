@@ -148,7 +148,7 @@ class Comparison:
         return found
 
     def _settings(self, name: str, files: dict[str, str]) -> dict[str, Any]:
-        """What a system's process is told."""
+        """Settings of a system's process."""
         workload, system = self.workload, SYSTEMS[name]
         extra = dict(system.options)
         if system.ahead:
@@ -183,7 +183,7 @@ class Comparison:
             tried: list[dict[str, Any]] = []
             began = time.monotonic()
             while True:
-                # What our engine did not commit is gone when it is opened again.
+                # Uncommitted changes of our engine are gone when it is opened again.
                 if loaded is None or (self.mode.reads < 1 and name not in OURS):
                     self.report.say(f"{self.label}{name}: writing {self.rows:,} rows")
                     loaded = process.load(command, settings)

@@ -49,7 +49,7 @@ class MemoryLimit:
         (self._group / "cgroup.procs").write_text(str(process))
 
     def used_bytes(self) -> int:
-        """What the group holds, page cache included."""
+        """Memory of the group, page cache included."""
         return int((self._group / self._file("used")).read_text())
 
     def peak_bytes(self) -> int | None:
@@ -60,7 +60,7 @@ class MemoryLimit:
             return None
 
     def set_bytes(self, limit: int) -> None:
-        """Limits the group. What it holds beyond is reclaimed, or the call fails: ``OSError``."""
+        """Limits the group. Memory above the limit is reclaimed, or the call fails: ``OSError``."""
         (self._group / self._file("limit")).write_text(str(limit))
 
     def anonymous_bytes(self) -> int:
@@ -90,7 +90,7 @@ class MemoryLimit:
 
 
 def _hierarchies() -> list[tuple[int, Path]]:
-    """Where this process's own memory group is, by version of control groups."""
+    """Paths of this process's own memory group, by version of control groups."""
     own: dict[int, str] = {}
     try:
         lines = OWN.read_text().splitlines()

@@ -1,12 +1,12 @@
-"""``lookahead``: what it is worth to know the next batches.
+"""``lookahead``: the gain from knowing the next batches.
 
 The race's trace, with and without announcing its batches. ``limit_share_window`` is the race's
 ``limit_share`` with the window; it may be above 1, because misses of a group of batches share pages
 and neighbouring pages are read together. ``pages_once_share`` is the share of pages that were read
-once within their group, ``pages_saved_share`` 1 - pages read with the window / without.
-Pages have 4 KiB in both, because what they share depends on their size (``--page-bytes``).
-``hit_vs_optimum`` is 1 - (rows loaded - optimum) / optimum, the optimum being that of a cache of as
-many rows that knows as many batches. What was read ahead counts per batch that it was read for.
+once within their group, ``pages_saved_share`` 1 - pages read with the window / without. Pages have
+4 KiB in both, because what they share depends on their size (``--page-bytes``). ``hit_vs_optimum``
+is 1 - (rows loaded - optimum) / optimum, the optimum being that of a cache of as many rows that
+knows as many batches. Rows that were read ahead count for the batch that they were read for.
 
 ``overhead_resident`` is what a step of training costs more with look-ahead and pipeline where every
 row is in memory: DLRM in Criteo's shape (``embedrock bench demo --criteo-shaped``).
@@ -38,7 +38,7 @@ PAGE_BYTES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Workload):
-    """What this bench runs with: those of ``race``."""
+    """Options of this bench: those of ``race``."""
 
     engines: str = option(ENGINES, "comma-separated systems")
     page_bytes: int | None = option(PAGE_BYTES, "embedrock's pages (as it chooses them)")

@@ -33,7 +33,7 @@ LABELS = ("memory, per cent of the rows' bytes", "thousand distinct rows/s")
 
 @dataclass(frozen=True, kw_only=True)
 class Options(PeerOptions):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     engines: str = option(f"{AS_IT_IS},{AHEAD},mmap,swap,torch", "comma-separated systems")
     shares: list[float] = option(SHARES, "per cent of the rows' bytes")
@@ -71,7 +71,8 @@ def run(options: Options) -> dict[str, Any]:
 
 
 def _rates(report: Report, options: Options, name: str, share: float) -> dict[str, float | None]:
-    """The systems with so much memory. What has every row there is the same whatever the share."""
+    """The systems with that share of memory. Systems with every row in memory are the same for any
+    share."""
     names = options.engines.split(",")
     engines = [one for one in names if (one in OURS if share == WHOLE else one != "torch")]
     label = f"{name}, {share:g} %: "

@@ -23,8 +23,8 @@ PEERS = Path(".cache/peers/embedrock-peers")
 """The program of ``make peers``."""
 OURS = [sys.executable, "-m", "embedrock_lab.bench.replay"]
 SLACK_BYTES = 8 << 20
-"""What a limited process may have beside start-up and budget: stacks, its kernel's buffers, what
-the allocators of its threads keep, what verifying takes. Less than the rule for memory allows."""
+"""Memory of a limited process beside start-up and budget: stacks, its kernel's buffers, free lists
+of its threads' allocators, verifying. Less than the rule for memory allows."""
 
 
 class SystemFailed(RuntimeError):
@@ -32,7 +32,7 @@ class SystemFailed(RuntimeError):
 
 
 def describe(program: Path) -> dict[str, Any]:
-    """What the peers' program offers: engine to version, available, reason, settings."""
+    """Engines of the peers' program: engine to version, available, reason, settings."""
     done = subprocess.run([program, "list"], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemFailed(f"{program} list: {_last_line(done.stderr)}")

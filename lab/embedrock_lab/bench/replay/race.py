@@ -34,12 +34,12 @@ VARIANTS: list[dict[str, Any]] = [
     {"memory": 100.0, "engines": WHOLE_ENGINES},
     {"memory": 10.0},
 ]
-"""What ``--all`` runs beside the definition's settings."""
+"""Settings that ``--all`` adds to those of the definition."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Workload):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     engines: str = option(",".join(DEFAULT), "comma-separated systems")
 

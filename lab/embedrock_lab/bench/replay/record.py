@@ -1,4 +1,4 @@
-"""What a system's run notes of each batch."""
+"""The figures that a system's run records for each batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Record:
         self._last = _usage()
 
     def restart(self) -> None:
-        """What was used since the last batch does not count."""
+        """Discards usage since the last batch."""
         self._last = _usage()
 
     def add(self, get_ns: int, put_ns: int, verified: int, wrong: int) -> None:

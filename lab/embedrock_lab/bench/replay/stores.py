@@ -21,7 +21,7 @@ Keys = npt.NDArray[np.int64]
 
 LOAD_ROWS = 1 << 18
 DEVICE_BYTES, DEVICE_DEPTH = 4096, 64
-"""What `device rate` means (docs/benchmarks.md)."""
+"""Request size and depth of `device rate` (docs/benchmarks.md)."""
 
 COUNTERS = ["hits", "rescued", "misses", "read_requests", "pages_read", "bytes_read"]
 COUNTERS += ["bytes_written", "rows_written", "rows_moved", "evicted", "evicted_dirty"]
@@ -30,7 +30,7 @@ WINDOW_COUNTERS = ["batches", "refused", "skipped", "groups", "group_batches", "
 WINDOW_COUNTERS += ["turned_away", "lost", "failed", "requests", "pages", "pages_again", "bytes"]
 WINDOW_COUNTERS += ["wait_s", "planning_s", "reading_s", "read_wait_s"]
 CLASS_FACTS = ["page_bytes", "rows_per_page", "read_depth", "cache_capacity", "resident_rows"]
-"""What a store counts, and says of itself, that a race reports."""
+"""Counters and facts of a store that a race reports."""
 
 
 class System(Protocol):
@@ -52,7 +52,7 @@ class System(Protocol):
         """Called before the first batch that counts."""
 
     def finish(self) -> dict[str, Any]:
-        """What the store says of itself at the end; closes it."""
+        """The store's statistics at the end; closes it."""
 
 
 class Embedrock:
@@ -212,7 +212,7 @@ class Torch:
         """Nothing to do."""
 
     def finish(self) -> dict[str, Any]:
-        """What it keeps in memory."""
+        """The memory that it takes."""
         held = self._bag.weight.numel() * 4 * (1 + (len(self._adagrad.state) > 0))
         return {"memory": {"rows_bytes": held}, "version": self._torch.__version__}
 

@@ -83,7 +83,7 @@ def absent_peers(program: Path, engines: dict[str, str]) -> dict[str, str]:
 
 
 class Counted:
-    """What counts of a run: the last two thirds of its batches."""
+    """The part of a run that counts: the last two thirds of its batches."""
 
     def __init__(self, raw: dict[str, Any], seconds_max: float) -> None:
         """Of what ``process.run`` answers. Errors: ``SystemFailed`` where there are too few."""

@@ -1,4 +1,4 @@
-"""What one batch of a race does, and what every row must then be.
+"""Operations of one batch of a race, and the expected rows after it.
 
 A row starts as ``values_of(key, dim)`` and changes by its own uses alone, so a count of uses tells
 what it must be:
@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.uint16]
 
 STEP = np.float32(2.0**-23)
-"""What training adds to a value: exact, as every value is a multiple of it."""
+"""Increment of a value in training: exact, as every value is a multiple of it."""
 GRADIENT = 0.0625
 LR = 0.05
 EPS = 1e-10
@@ -44,7 +44,7 @@ or less is a hundred times that."""
 
 @dataclass(frozen=True)
 class Mode:
-    """How a batch is divided."""
+    """Division of a batch."""
 
     reads: float
     """Share of the keys that are only read."""
@@ -59,7 +59,7 @@ class Mode:
         return int(self.optimizer)
 
     def read_only(self, keys: int) -> int:
-        """How many keys of a batch, from its beginning, are only read."""
+        """Number of keys of a batch, from its beginning, that are only read."""
         return int(keys * self.reads)
 
 
@@ -85,14 +85,15 @@ def expected(keys: npt.NDArray[np.uint64], counts: Counts, dim: int, mode: Mode)
 
 
 def wrong_rows(found: Floats, keys: npt.NDArray[np.uint64], counts: Counts, mode: Mode) -> int:
-    """How many rows are not what they must be."""
+    """Number of rows that differ from the expected ones."""
     rows = expected(keys, counts, found.shape[1], mode)
     same = np.abs(found - rows) <= TOLERANCE if mode.optimizer else found == rows
     return int(len(found) - same.all(axis=1).sum())
 
 
 def _moved(counts: Counts) -> Floats:
-    """How far row-wise Adagrad has moved a value after so many steps of the constant gradient."""
+    """Distance that row-wise Adagrad has moved a value after this number of steps of the constant
+    gradient."""
     steps = np.arange(1, int(counts.max(initial=0)) + 1)
     each = LR * GRADIENT / (np.sqrt(steps * GRADIENT**2) + EPS)
     moved: Floats = np.concatenate([[0.0], np.cumsum(each)]).astype(np.float32)[counts]

@@ -31,7 +31,7 @@ ROWS_MAX = 8_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Options(PeerOptions):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     engines: str = option("embedrock,rocksdb", "comma-separated")
     modes: list[str] = option(MODES, "workloads", choices=MODES)

@@ -1,4 +1,4 @@
-"""What another program does to a training: loops of processes of their own, at nice 10.
+"""The effect of another program on a training: loops of processes of their own, at nice 10.
 
 ``python -m embedrock_lab.bench.training.busy PARENT`` is one loop; it ends when its parent has.
 """

@@ -38,7 +38,7 @@ FIGURES = ["accuracy_graphsage", "accuracy_gat", "link_auc", "speed_vs_memory_gn
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     graph: list[Path] = option([], "folders of graphs", nargs="*")
     nodes: int = option(200_000, "nodes of the made graph")

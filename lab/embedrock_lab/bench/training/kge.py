@@ -54,7 +54,7 @@ ENTITIES = "entities"
 
 @dataclass(frozen=True, kw_only=True)
 class Options(kge_speed.Options):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     data: Path | None = option(None, "folder with a folder for each graph", metavar="DIR")
     graphs: list[str] = option(

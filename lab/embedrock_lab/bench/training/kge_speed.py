@@ -29,7 +29,7 @@ FILLED_ROWS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this part runs with."""
+    """Options of this part."""
 
     GROUP: ClassVar[str | None] = "speed on the graph 'power'"
 

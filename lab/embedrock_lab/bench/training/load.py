@@ -1,7 +1,8 @@
-"""What a load of ``loops`` is: batches, a model as its users write it, and the tables it reads.
+"""The interface of a load of ``loops``: batches, a model as its users write it, and its tables.
 
 A model gets its embeddings from a :class:`Tables`, so that the same lines run over a store and in
-memory; it says with ``keys_of(batch)`` what a batch will read. Nothing here knows of stores.
+memory; its ``keys_of(batch)`` gives the keys that a batch will read. Nothing here depends on
+stores.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Shape:
 
 
 class Tables(Protocol):
-    """Where a model's embeddings are."""
+    """The place of a model's embeddings."""
 
     def embedding(self, name: str, padding_idx: int | None = None) -> Any:
         """A module like ``torch.nn.Embedding`` over the table of that name."""

@@ -1,4 +1,4 @@
-"""Where the rows of a load are: in a store, or in memory as PyTorch has them."""
+"""The place of a load's rows: in a store, or in memory as PyTorch has them."""
 
 from __future__ import annotations
 

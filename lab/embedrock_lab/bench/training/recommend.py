@@ -69,7 +69,7 @@ class Clicks:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     data: Path | None = option(None, "folder with the two files", metavar="DIR")
     users: int = option(4000, "of made data")

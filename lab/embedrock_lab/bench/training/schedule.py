@@ -48,7 +48,7 @@ _TORCH_TOLERANCE = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     loads: list[str] = option(list(LOADS), "trainings (default: all)", parse=listed(str))
     memory: float = option(10.0, "per cent of the rows' bytes")
@@ -162,7 +162,7 @@ def measure(
     from embedrock_lab.measure import machine
 
     torch.set_num_threads(threads)
-    torch.sparse.check_sparse_tensor_invariants.disable()  # what is its default, said aloud
+    torch.sparse.check_sparse_tensor_invariants.disable()  # the default, made explicit
     load = load_of(name, seed, steps, 1)
     stores = {way: Path(path) / way for way in OVER_STORES}
     for store in stores.values():

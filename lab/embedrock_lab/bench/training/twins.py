@@ -26,14 +26,14 @@ CHECKED_ROWS = 4096
 
 
 class Twins(ABC):
-    """What is trained, and how well it does in the end."""
+    """A model to train in both ways, and its quality in the end."""
 
     name: str
-    """Before what is said of it."""
+    """Prefix of its messages."""
     unit: ClassVar[str]
-    """What a batch has some of."""
+    """Name of the things that a batch consists of."""
     shown: ClassVar[tuple[str, str]]
-    """The quality that is said, and how it is called."""
+    """The reported quality, and its name in messages."""
     tables: Mapping[str, Shape]
     initializer: Any
     lr: float
@@ -52,15 +52,15 @@ class Twins(ABC):
 
     @abstractmethod
     def keys_of(self, model: Any, batch: Any) -> Mapping[Any, Any]:
-        """What a batch reads."""
+        """The keys that a batch reads."""
 
     @abstractmethod
     def loss(self, model: Any, batch: Any) -> tuple[Any, int]:
-        """The loss of a batch, and how many it has."""
+        """The loss of a batch, and the number of its units."""
 
     @abstractmethod
     def quality(self, model: Any, stored: bool) -> dict[str, Any]:
-        """How well a trained model does."""
+        """Quality of a trained model."""
 
     def dense(self, model: Any) -> list[Any]:
         """Optimizers of what is no row."""
@@ -71,7 +71,7 @@ class Twins(ABC):
         return [self.lr]
 
     def summary(self, losses: list[float]) -> dict[str, float]:
-        """What is reported of the losses of all batches."""
+        """Reported figures of the losses of all batches."""
         tenth = max(1, len(losses) // 10)
         return {"loss_first": _mean(losses[:tenth]), "loss": _mean(losses[-tenth:])}
 

@@ -112,11 +112,11 @@ class Loop:
         self.timed.append(timed)
 
     def forget_rounds(self) -> None:
-        """What was before does not count."""
+        """Discards earlier rounds."""
         self.timed.clear()
 
     def found(self) -> dict[str, Any]:
-        """What the rounds took."""
+        """Measurements of the rounds."""
         known = [one.wait_share for one in self.timed if one.wait_share is not None]
         return {
             "turns": [one.rate for one in self.timed],
@@ -125,7 +125,7 @@ class Loop:
         }
 
     def _pass(self) -> list[Any]:
-        """What is timed: the losses of a pass over the loader."""
+        """The timed part: the losses of a pass over the loader."""
         return train(self.model, self.optimizers, self.loader, self.load.loss)
 
     def _make(self) -> tuple[Any, list[Any]]:
@@ -177,13 +177,14 @@ class OverStore(Loop):
         self._of_passes.append(passed)
 
     def forget_rounds(self) -> None:
-        """What was before does not count."""
+        """Discards earlier rounds."""
         super().forget_rounds()
         self._before = self._counters()
         self._of_passes.clear()
 
     def found(self) -> dict[str, Any]:
-        """What the rounds took, and what the store, the window and the loaders counted in them."""
+        """Measurements of the rounds, and the counters of the store, the window and the loaders in
+        them."""
         after, before = self._counters(), self._before
         counted = {
             part: {name: value - before[part].get(name, 0) for name, value in one.items()}
@@ -285,13 +286,14 @@ class Ways:
         return {way: torch.stack(one.losses) for way, one in self.all.items()}
 
     def unlike(self) -> int:
-        """How many losses of other ways over stores are not those of the first, to the bit."""
+        """Number of losses of other ways over stores that differ from those of the first, to the
+        bit."""
         losses = self.losses()
         first, *others = [losses[way] for way in self.over]
         return sum(int((other != first).sum()) for other in others)
 
     def found(self) -> dict[str, Any]:
-        """What the rounds took, and with how much memory."""
+        """Measurements of the rounds, and the memory."""
         least = max(one.memory_bytes for one in self.over.values())
         return {
             "memory": self.memory,
@@ -304,11 +306,11 @@ class Ways:
 
 
 def bound_of(plain: OverStore, batches: list[Any]) -> dict[str, Any]:
-    """What a recorded pass of the plain loop could have taken at least, and what bounds it.
+    """Least possible time of a recorded pass of the plain loop, and its limiting resource.
 
-    The device needs the time that ``record`` names, or its share where the loop loaded fewer rows
-    than that best cache; the cores what the loop spent outside of the store and copying each row
-    once. With perfect overlap a pass takes the longer of the two.
+    The device needs the time that ``record`` reports, or its share if the loop loaded fewer rows
+    than that best cache; the cores need the loop's time outside of the store, and that of copying
+    each row once. With perfect overlap a pass takes the longer of the two.
     """
     with plain.store.record() as recording:
         plain.round(batches)

@@ -1,9 +1,9 @@
-//! Single parts of the engine, so that a regression has a place to show.
+//! Single parts of the engine, so that a regression can be located.
 //!
 //! `cargo bench -p embedrock-partbench --bench parts -- [FILTER] [--save-baseline NAME] [--baseline
-//! NAME]`. Each iteration does a thousand times what the name says, with other keys every time, so
-//! the microseconds of an iteration read as nanoseconds of one. What is measured gives right
-//! answers, which is asserted beside it.
+//! NAME]`. Each iteration repeats the named operation a thousand times, with other keys every time,
+//! so the microseconds of an iteration read as nanoseconds of one. The results are asserted to be
+//! right.
 
 mod cache;
 mod index;
@@ -14,7 +14,7 @@ use criterion::Criterion;
 use embedrock_core::hash::mix;
 use std::time::Duration;
 
-/// What an iteration does so often.
+/// Number of operations in an iteration.
 const TIMES: usize = 1_000;
 
 fn main() {

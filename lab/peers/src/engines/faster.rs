@@ -46,7 +46,7 @@ struct Options {
 impl Options {
     fn of(mode: Mode) -> Self {
         let read_cache_share = match mode {
-            // What is read is written back, and with that at the log's tail, in memory.
+            // Rows that are read are written back, and so they are at the log's tail, in memory.
             Mode::Train | Mode::Window | Mode::Update | Mode::YcsbF => 0.0,
             Mode::YcsbA => 0.3,
             Mode::YcsbB => 0.7,

@@ -36,7 +36,7 @@ pub(crate) trait Engine {
         Ok(())
     }
 
-    /// What the engine says of itself.
+    /// The engine's own figures.
     fn figures(&self) -> Figures;
 
     /// Readers that go on beside the store; `None` where the engine has none.
@@ -44,7 +44,7 @@ pub(crate) trait Engine {
         Ok(None)
     }
 
-    /// What counts up while the store is open.
+    /// Counters since the store was opened.
     fn counts(&self) -> Result<Counts> {
         Ok(Counts::default())
     }
@@ -59,7 +59,7 @@ pub(crate) trait ReadAhead: Send {
     fn read(&mut self, sorted: &Sorted, rows: &mut [f32]) -> Result<()>;
 }
 
-/// What a store did since it was opened.
+/// Operations of a store since it was opened.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct Counts {
     /// Blocks that reads of rows loaded.
@@ -84,7 +84,7 @@ pub(crate) struct Merges {
     pub(crate) rows_out: u64,
 }
 
-/// What an engine says of itself after a run.
+/// An engine's own figures after a run.
 #[derive(Default)]
 pub(crate) struct Figures {
     /// Bytes by name.
@@ -96,7 +96,7 @@ pub(crate) struct Figures {
     pub(crate) settings: Value,
 }
 
-/// What a store is opened for.
+/// Purpose of opening a store.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// An empty place; rows come in order of their keys and are not read.

@@ -97,7 +97,7 @@ struct Options {
 
 impl Options {
     fn of(mode: Mode) -> Self {
-        // What was written moves to another file, whose rows the row cache does not have.
+        // Written rows move to another file, of which the row cache has no rows.
         let (row_cache_share, memtable_share) = match mode {
             Mode::Read | Mode::YcsbC => (0.9, 0.0),
             Mode::YcsbB => (0.85, 0.1),
@@ -133,7 +133,7 @@ impl Options {
     }
 }
 
-/// How the budget is divided.
+/// Division of the budget.
 #[derive(Debug, PartialEq, Eq)]
 struct Division {
     memtables: u64,
@@ -184,7 +184,7 @@ struct Tuned {
     merged: Merged,
 }
 
-/// What compactions did, told by RocksDB as each ends.
+/// Statistics of compactions, reported by RocksDB as each ends.
 #[derive(Clone, Default)]
 struct Merged(Arc<Mutex<Merges>>);
 

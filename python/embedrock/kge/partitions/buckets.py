@@ -190,7 +190,7 @@ def sort_edges(path: Path, digest: bytes, edges: npt.NDArray[Any], cut: Cut, see
             ) from error
         try:
             with file_errors(f"bucket file {partial} cannot be written"):
-                os.ftruncate(file, 0)  # what an interrupted one has left
+                os.ftruncate(file, 0)  # drops the rest of an interrupted write
                 _write(file, partial, digest, edges, cut, seed)
                 os.fsync(file)
                 os.replace(partial, path)

@@ -1,4 +1,4 @@
-"""How rows are cut into partitions, and which rows belong to none because they always stay."""
+"""The cut of rows into partitions, and the rows that belong to none because they always stay."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The stores of a run held at one commit that all of them have, while ranks train on.
+"""Holds on the stores of a run at one common commit, while ranks train on.
 
-A rank begins commit n + 1 when all have n, and keeps two at least: at any moment there is a step
-that all have. Holds are taken one after the other, so by the last of them a store may have gone on;
-then a newer step is looked for. What is held stays, however far the ranks get.
+A rank begins commit n + 1 when all have n, and keeps two at least, so all ranks have a common step
+at any time. Holds are taken one after the other, and a store may have gone on before the last; then
+a newer step is tried. A held commit stays, however far the ranks get.
 """
 
 from __future__ import annotations

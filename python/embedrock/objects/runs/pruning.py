@@ -1,8 +1,7 @@
-"""What was pushed of a run, and removing old pushes of it: all stores of one push live or die
-together.
+"""The pushes of a run, and removing old ones: all stores of one push stay or go together.
 
-A manifest of a run is pruned before any push that it names. Of each store all pushes stay from the
-oldest on that a kept manifest names: also those of a push of the run that goes on meanwhile.
+A manifest of a run is pruned before any push that it names. Of each store, all pushes stay from the
+oldest one that a kept manifest names, including those of a concurrent push of the run.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ def _prune(
     for found in older:
         manifest = history.whole_or_none(read_run, remote, found.name)
         if manifest is None:
-            # What it was of is not known but for its number.
+            # Only the number of a damaged manifest is known.
             manifest = replace(kept[0], number=run_number(found.name) or 0)
         elif manifest.pruned is not None:
             tombs.append(found)

@@ -138,7 +138,7 @@ class _Mark:
         self.done: set[str] = set()
         """The folders of stores that are whole, and of this push."""
         if lines[0] == head and len(lines) > 1:
-            # What is behind the last line's end was cut off.
+            # The text after the last line end is an interrupted write.
             self.done = {line.decode() for line in lines[1:-1]}
             file.seek(sum(len(line) + 1 for line in lines[:-1]))
             file.truncate()

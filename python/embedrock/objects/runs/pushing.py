@@ -1,8 +1,8 @@
 """Push of a run: each store at one commit, then the manifest of the run.
 
-What always holds: a manifest of a run names pushes that are whole, none older than those of the
-manifest before it. So a prune, which keeps all from the oldest kept manifest on, takes nothing that
-a later one names.
+Invariant: a manifest of a run names complete pushes, none older than those of the manifest before
+it. So a prune, which keeps everything from the oldest kept manifest on, removes nothing that a
+later one names.
 """
 
 from __future__ import annotations

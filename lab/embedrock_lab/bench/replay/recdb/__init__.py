@@ -58,7 +58,7 @@ WHOLE = ["+ gate", "+ share", "+ picker", "+ sorter"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     contestants: list[str] = option(list(SYSTEMS), "who takes part", choices=list(SYSTEMS))
     rows: int = option(4_000_000, "rows of all 26 tables")
@@ -151,7 +151,8 @@ def _setting(
 
 
 def _run_all(report: Report, options: Options, setting: Setting) -> dict[str, dict[str, Any]]:
-    """What each system did in the round with its median step; or why it did not take part."""
+    """Results of each system in the round with its median step; or the reason why it did not take
+    part."""
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in options.contestants}
     without = absent(options.contestants, options.peers)
     rows = sum(setting.sizes)

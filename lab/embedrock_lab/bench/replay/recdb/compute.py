@@ -1,4 +1,4 @@
-"""What a training step of ``recdb`` computes beside its rows: the dense part of a DLRM."""
+"""Computation of a training step of ``recdb`` beside its rows: the dense part of a DLRM."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What ``recdb`` reads: samples with 26 categorical fields, a table for each.
+"""The load of ``recdb``: samples with 26 categorical fields, a table for each.
 
-Rows of all tables are numbered through, table after table: *numbers* are what other stores have as
-keys, and what tells a row's values. A table's own ids are these less its first number.
+Rows of all tables are numbered consecutively, table after table: other stores have these *numbers*
+as keys, and a row's values follow from its number. A table's own ids are these less its first
+number.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class _Loop:
         self.ahead: list[int] = []
         self.windows: list[dict[str, Any]] = []
         self.wrong = 0
-        # What was made for the loop is not looked through while it is timed.
+        # The garbage collector must not scan the loop's data while it is timed.
         gc.freeze()
 
     def step(self, step: int) -> None:
@@ -196,7 +196,7 @@ class _Loop:
         }
 
     def wrong_now(self) -> int:
-        """How many rows that were used have not all their updates, when the loop has ended."""
+        """Number of used rows without all their updates, when the loop has ended."""
         used, wrong = np.flatnonzero(self.counts), 0
         for begin in range(0, len(used), len(self.room)):
             numbers = used[begin : begin + len(self.room)]
@@ -253,7 +253,7 @@ class _Loop:
 
 
 def _merges(upkeep: dict[str, Any]) -> dict[str, Any]:
-    """What merges did since open."""
+    """Statistics of merges since open."""
     return {
         "count": upkeep["merges"],
         "seconds": upkeep["seconds"],

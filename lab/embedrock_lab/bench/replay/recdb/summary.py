@@ -1,7 +1,7 @@
-"""What counts of a run of ``recdb``: the windows after the first ones.
+"""The part of a run of ``recdb`` that counts: the windows after the first ones.
 
-Runs of all systems have the same form: nanoseconds of each batch, and what the store had
-counted at the beginning of each window and at the end.
+Runs of all systems have the same form: nanoseconds of each batch, and the store's counters at the
+beginning of each window and at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who takes part in ``recdb``, and how each is run."""
+"""The systems of ``recdb``, and how each is run."""
 
 from __future__ import annotations
 

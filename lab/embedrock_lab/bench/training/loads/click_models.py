@@ -83,7 +83,7 @@ def load(settings: Settings) -> tuple[Load, Samples]:
 
 
 def tensors(batch: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """What a forward takes: dense, keys, offsets."""
+    """Arguments of a forward: dense, keys, offsets."""
     dense, keys, offsets = map(torch.from_numpy, (batch.dense, batch.keys, batch.offsets))
     return dense, keys, offsets
 

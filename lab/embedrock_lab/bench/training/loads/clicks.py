@@ -52,7 +52,7 @@ class DeepFM(nn.Module):  # type: ignore[misc]
         return rows[..., 0].sum(1) + pairs + self.deep(rows.flatten(1)).squeeze(1)
 
     def keys_of(self, batch: tuple[Tensor, Tensor]) -> dict[Any, Any]:
-        """What a batch reads."""
+        """The keys that a batch reads."""
         return {self.rows: batch[0]}
 
 

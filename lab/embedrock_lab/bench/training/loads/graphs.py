@@ -71,7 +71,7 @@ class GraphSAGE(nn.Module):  # type: ignore[misc]
         return self.second(torch.cat([hidden[:seeds], around], 1))
 
     def keys_of(self, block: Block) -> dict[Any, Any]:
-        """What a batch reads."""
+        """The keys that a batch reads."""
         return {self.nodes: block.nodes}
 
 

@@ -1,4 +1,4 @@
-"""What the models of ``models`` are trained on: a log that is given, or samples that are made.
+"""Training data of the models of ``models``: a given log, or made samples.
 
 Ids are dense, so that the twin in memory has a row for each. A log is in time order and its end is
 held out; it is read as often as it takes. Made samples come once each.
@@ -37,7 +37,7 @@ EXPONENT = 0.8
 
 @dataclass(frozen=True)
 class Wanted:
-    """How many samples, of what."""
+    """Wanted samples: their number and kind."""
 
     criteo: str
     """A Criteo log, for models without histories and with one target; or ``MADE``."""

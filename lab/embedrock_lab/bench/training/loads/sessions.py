@@ -52,7 +52,7 @@ class GRU4Rec(nn.Module):  # type: ignore[misc]
         return torch.cat([true, others], 2).flatten(0, 1)
 
     def keys_of(self, batch: tuple[Tensor, Tensor]) -> dict[Any, Any]:
-        """What a batch reads."""
+        """The keys that a batch reads."""
         return {self.items: torch.cat([batch[0].flatten(), batch[1]])}
 
 

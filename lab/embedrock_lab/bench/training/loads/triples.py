@@ -50,7 +50,7 @@ class ComplEx(nn.Module):  # type: ignore[misc]
         return torch.cat([(query * tail).sum(1, keepdim=True), query @ other.T], 1)
 
     def keys_of(self, batch: tuple[Tensor, ...]) -> dict[Any, Any]:
-        """What a batch reads."""
+        """The keys that a batch reads."""
         heads, relations, tails, others = batch
         return {self.entities: torch.cat([heads, tails, others]), self.relations: relations}
 

@@ -62,7 +62,7 @@ MEMORY_BYTES = 2 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Common):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     loads: list[str] = option(list(LOADS), "trainings (default: all)", parse=listed(str))
     memory: list[float] = option(MEMORY, "per cent of the rows' bytes, listed", parse=listed(float))

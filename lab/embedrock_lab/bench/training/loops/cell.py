@@ -68,7 +68,7 @@ def measure(
 ) -> dict[str, Any]:
     """Trains in every way, and compares. Runs in a child process."""
     torch.set_num_threads(threads)
-    torch.sparse.check_sparse_tensor_invariants.disable()  # what is its default, said aloud
+    torch.sparse.check_sparse_tensor_invariants.disable()  # the default, made explicit
     load = make(name, seed, steps, 1)
     first = math.ceil(first_steps / load.steps)
     load = make(name, seed, steps, first + rounds + 1)  # the last one is recorded

@@ -19,7 +19,7 @@ RESIDENT = 100.0
 
 
 def spread(rates: Sequence[float]) -> float:
-    """How far rates lie apart."""
+    """Range of rates."""
     return max(rates) - min(rates)
 
 

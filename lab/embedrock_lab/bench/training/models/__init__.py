@@ -45,7 +45,7 @@ WITHOUT = "_without_lookahead"
 
 @dataclass(frozen=True, kw_only=True)
 class Options(PeerOptions):
-    """What this bench runs with."""
+    """Options of this bench."""
 
     models: list[str] = option(list(MODELS), "to be trained", choices=list(MODELS))
     memory: list[float] = option(MEMORY, "per cent, for training", parse=per_cent, nargs="+")
@@ -107,7 +107,7 @@ def run(options: Options) -> dict[str, Any]:
 def _of_model(
     report: Report, options: Options, model: str, place: Path
 ) -> tuple[dict[str, Any], dict[str, dict[str, Cell]]]:
-    """What a model is measured on, and all of its cells by their memory."""
+    """Data that a model is measured on, and all of its cells by their memory."""
     settings = _settings(options, model)
     report.say(f"{model}: writing its rows")
     place.mkdir()

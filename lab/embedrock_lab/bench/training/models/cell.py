@@ -61,7 +61,7 @@ def train(settings: dict[str, Any], path: str, memory: float) -> dict[str, Any]:
     """Trains in every way, and compares. Runs in a child process."""
     given = Settings.of(settings)
     torch.set_num_threads(given.threads)
-    torch.sparse.check_sparse_tensor_invariants.disable()  # what is its default, said aloud
+    torch.sparse.check_sparse_tensor_invariants.disable()  # the default, made explicit
     whole, data = load(given)
     checked, *timed, recorded = _stretches(whole, given)
     stores = {way: Path(path) / way for way in OVER_STORES}
@@ -130,7 +130,7 @@ def _stretches(whole: Load, given: Settings) -> list[list[Any]]:
 
 
 def _apart(whole: Load, data: Samples, batches: list[Any], ways: Ways) -> dict[str, int]:
-    """How many losses and rows over the stores are not those in memory."""
+    """Number of losses and rows over the stores that differ from those in memory."""
     found = ways.losses()
     losses = sum(int(((found[way] - found[TORCH]).abs() > TOLERANCE).sum()) for way in ways.over)
     used: dict[str, list[Any]] = {}

@@ -28,7 +28,7 @@ def run(
     prepared: dict[str, Any],
     cell: dict[str, Any],
 ) -> dict[str, Any]:
-    """What a step takes over this engine, with the memory that the store had."""
+    """Time of a step over this engine, with the same memory as the store."""
     dim = STATE_FACTOR * prepared["row_values"]
     settings = {
         "engine": engine,
