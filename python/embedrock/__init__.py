@@ -8,9 +8,9 @@
 >>> rows.shape
 (3, 4)
 
-Only NumPy is needed for that. What needs PyTorch (``embedrock.nn``, ``embedrock.optim``,
-``embedrock.save``, ``embedrock.resume``, ``embedrock.Pipeline``, ``embedrock.distributed``) is
-imported when it is first used.
+Only NumPy is needed for that. Parts that need PyTorch (``embedrock.nn``, ``embedrock.optim``,
+``embedrock.save``, ``embedrock.resume``, ``embedrock.Pipeline``, ``embedrock.distributed``) are
+imported at their first use.
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ def as_rows(
     """The rows as a contiguous float32 array of exactly this shape.
 
     Narrower floats are widened, which is exact; wider ones and integers are refused. ``meaning``
-    explains the shape in the error. Where the rows are ``stored`` in 16 bits, doubles are taken,
-    too, for nothing else rounds them to that once.
+    explains the shape in the error. If the rows are ``stored`` in 16 bits, doubles are accepted
+    too, so that they are rounded only once.
     """
     if type(rows) is np.ndarray and rows.dtype is _FLOAT32 and rows.shape == shape:
         flags = rows.flags  # most calls, 1 us faster
@@ -269,8 +269,8 @@ class BFloat16Rows:
 
 
 def pinned(array: npt.NDArray[Any]) -> list[weakref.ref[Any]]:
-    """What keeps the memory of an array where it is: NumPy resizes no array to which there is a
-    weak reference, whatever ``refcheck`` says."""
+    """Weak references that keep the memory of an array in place: NumPy refuses to resize an array
+    that has one, whatever ``refcheck`` says."""
     pins: list[weakref.ref[Any]] = []
     owner: Any = array
     while isinstance(owner, np.ndarray):

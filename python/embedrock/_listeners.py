@@ -41,8 +41,8 @@ class Listener:
         """A verb has read or changed these rows. Must not fail: the verb is done."""
 
     def asked(self, parts: Sequence[Part], changed: bool) -> None:
-        """A query: a verb has read these rows, or has changed them by what they were. What puts
-        write is none. Must not fail: the verb is done."""
+        """A query: a verb has read these rows, or has changed them based on their values. A ``put``
+        is not a query. Must not fail: the verb is done."""
 
     def changed(self, parts: Sequence[Part]) -> None:
         """A verb has changed or deleted these rows. Of what it changed, ``visited`` came before."""
@@ -106,7 +106,7 @@ class Listeners:
         return iter(self.all)
 
     def __len__(self) -> int:
-        """How many are told."""
+        """Number of listeners."""
         return len(self.all)
 
     def before(self) -> None:

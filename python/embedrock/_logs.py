@@ -62,10 +62,10 @@ def flush() -> None:
 
 
 def _receive(records: Sequence[_Record], left_out: int) -> None:
-    """Logs records of the engine. It is called amid any call of the engine.
+    """Logs records of the engine. Any call of the engine may call it.
 
-    What a filter or a handler raises is told by ``sys.unraisablehook``; an exception of a signal is
-    raised again once the call has returned.
+    Exceptions of filters and handlers go to ``sys.unraisablehook``; an exception of a signal
+    handler is raised again once the engine's call has returned.
     """
     for level, name, message, created, thread, path, line in records:
         logger = logging.getLogger(name)

@@ -1,8 +1,8 @@
-"""How the keys of tables were made of what stands in data, as the commits of a run say it.
+"""The way in which the keys of tables were made from data, as recorded in the commits of a run.
 
-A commit of `embedrock train` has `keys` in its meta: the kind of each table's keys. Keys that are
-hashes are no ids, and an id that is looked up as a number reads an initial row. Whoever commits to
-such a store with a meta of their own may keep `keys` in it.
+A commit of `embedrock train` has `keys` in its meta: the kind of each table's keys. If keys are
+hashes, looking up an id as a number reads an initial row. Programs that commit to such a store with
+their own meta can keep `keys` in it.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ __all__ = [
 ]
 
 _LEAST_BYTES = 4096
-"""Less than one page is a slip. What is too little otherwise depends on the tables: the engine
-refuses it with a budget that works."""
+"""Less than one page is a mistake. Whether more is too little depends on the tables: the engine
+then refuses it and names a budget that works."""
 _EXPECTED = 'expected bytes, "10%", "512MB" or "2GiB"'
 _SHARE_MAX = 100
 _CGROUP_LIMITS = (
@@ -140,7 +140,8 @@ def _size(memory: str) -> float | None:
 
 
 def _amount(memory: str) -> object:
-    """What is the same for each spelling of an amount; what names none is left as it is."""
+    """A value that is equal for all spellings of the same amount; text that is no amount is
+    returned as it is."""
     amount = _core.amount_of(memory)
     if amount is None or amount[1] or math.isinf(amount[0]):
         return amount or memory

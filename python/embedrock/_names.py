@@ -11,7 +11,7 @@ _NAMED_MOST = 12
 
 
 def beside(name: str, there: Iterable[str]) -> str:
-    """What is there in the place of a name that is not: ``it has 'a', 'b'; did you mean 'a'?``.
+    """Names to suggest in an error for an unknown name: ``it has 'a', 'b'; did you mean 'a'?``.
 
     >>> beside("itmes", ["users", "items"])
     "it has 'users', 'items'; did you mean 'items'?"

@@ -1,7 +1,7 @@
 """Packages that are not installed with Embedrock, and how to get them.
 
-Whoever needs such a library is told its own name, which any index has: the package's extras
-(``embedrock[torch]``) are known only to an index that has the package.
+Errors name the missing library itself, because every package index has it. An extra such as
+``embedrock[torch]`` works only with an index that has this package.
 """
 
 from __future__ import annotations

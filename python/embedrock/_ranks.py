@@ -63,8 +63,8 @@ def commit_manifest_name(step: int) -> str:
 def manifest_content(
     run: str, step: int, token: str, buckets: Sequence[str], tables: Mapping[str, str]
 ) -> bytes:
-    """What the manifest of a commit says; ``buckets`` are those of each rank in their order, such
-    as ``"0-511"``."""
+    """Content of the manifest of a commit; ``buckets`` are those of each rank in order, such as
+    ``"0-511"``."""
     facts = {
         "format": 1,
         "run": run,

@@ -68,7 +68,8 @@ class RowStore(Protocol):
 
     _listeners: Listeners
     _elsewhere: str | None
-    """Where it is, and how its user gets what works in this process only; None where it is here."""
+    """Error text for a store that is not in this process: where it is, and what to do instead; None
+    if it is here."""
     _collective: bool
     """Whether it is a :class:`CollectiveStore`."""
     _each_occurrence: bool
@@ -76,7 +77,8 @@ class RowStore(Protocol):
 
     @property
     def _returns(self) -> int:
-        """How often the store went back: what was read before is of rows that are gone."""
+        """Number of times that the store went back. Rows read before the last time are no longer
+        valid."""
 
     @property
     def table(self) -> Callable[..., Any]:
@@ -95,8 +97,8 @@ class RowStore(Protocol):
     ) -> float | None:
         """One optimizer step on all parts; returns the norm that was scaled, if any.
 
-        Where it fails although some parts are changed, or may be, ``settled`` was called with their
-        places: nobody may make them again.
+        If it fails after it has changed some parts, or may have, it has called ``settled`` with
+        their indexes: these parts must not be applied again.
         """
 
     def _gradient_norm(self, parts: list[Any], non_finite: Any, within: Bounds) -> float:
@@ -113,12 +115,13 @@ class CollectiveStore(RowStore, Protocol):
         """The part of an optimizer step of a table of which this process has no gradient."""
 
     def _history(self) -> list[int]:
-        """What tells the rows of one time from those of another, the same for all processes: two
-        halves of an id, number and step of the last commit, 0, whether rows may have changed since,
-        and a number by chance for each opening and going back."""
+        """State of the rows in time, the same for all processes: two halves of an id, number and
+        step of the last commit, 0, whether rows may have changed since, and a random number for
+        each opening and going back."""
 
     def _refusing(self, verb: str) -> AbstractContextManager[None]:
-        """What goes wrong before a call begins is told to the processes that wait within it."""
+        """Reports an error raised before a call begins to the processes that wait within that
+        call."""
 
 
 def here(store: RowStore, what: str) -> None:

@@ -1,8 +1,8 @@
 """States of models, optimizers and schedulers as byte strings, and back.
 
-Owns what may be in a state: tensors, numbers, texts and plain containers, which ``torch.load``
-reads with ``weights_only=True``, so that opening a commit never runs code. What a state holds is
-looked at before it is written, when it is not too late.
+Defines the allowed content of a state: tensors, numbers, texts and plain containers, which
+``torch.load`` reads with ``weights_only=True``, so that opening a commit never runs code. A state
+is checked before it is written, while an error can still be corrected.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ def decoded(content: bytes, name: str) -> Any:
 
 
 def plain(value: Any, place: str) -> Any:
-    """The value with numbers of Python where NumPy made some: schedules that compute with it leave
-    them in learning rates, metrics return them. What needs no change is returned as it is.
+    """The value, with NumPy's numbers replaced by Python's: learning rate schedules that compute
+    with NumPy leave them in learning rates, and metrics return them. A value that needs no change
+    is returned as it is.
 
-    Errors: ``MisuseError`` with the place of what could not be read back.
+    Errors: ``MisuseError`` with the place of a value that could not be read back.
     """
     if type(value) in _PLAIN or isinstance(value, torch.Tensor):
         return value
@@ -81,8 +82,8 @@ def plain(value: Any, place: str) -> Any:
 
 
 def fits(optimizer: Any, state: Any) -> bool:
-    """Whether a state may be one of this optimizer: as many parameters in each of its groups, and
-    the same tables. What is no optimizer of torch's kind fits."""
+    """Whether a state may be one of this optimizer: it has as many parameters in each group, and
+    the same tables. Anything that is not a torch optimizer fits."""
     if not isinstance(optimizer, torch.optim.Optimizer) or not isinstance(state, Mapping):
         return True
     parts = getattr(optimizer, "optimizers", None)

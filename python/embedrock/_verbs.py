@@ -1,7 +1,7 @@
 """The shared part of the verbs of tables and stores: one engine call for a batch of each table.
 
 ``Table`` and ``Store`` settle what their arguments mean and come here with keys and arrays; a verb
-of a table has one batch. What surrounds every call is in :func:`call`.
+of a table has one batch. :func:`call` has the steps around every engine call.
 """
 
 from __future__ import annotations

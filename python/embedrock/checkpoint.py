@@ -1,9 +1,9 @@
 """Save and resume a training run: tables and everything else, as one commit.
 
-Owns the names and encoding of the byte strings that a commit carries beside the tables. Each is
-what ``torch.save`` writes of a ``state_dict``, and is read with ``weights_only=True``: tensors,
-numbers, texts and plain containers, never code. What always holds: a commit has all parts or does
-not exist, so tables and dense parameters are never of different steps.
+Owns the names and encoding of the byte strings that a commit carries beside the tables. Each is a
+``state_dict`` written by ``torch.save``, and is read with ``weights_only=True``: tensors, numbers,
+texts and plain containers, never code. Invariant: a commit has all parts or does not exist, so
+tables and dense parameters are never of different steps.
 
 ========================== =====================================================
 name                       content
@@ -205,7 +205,7 @@ def save(
         loader: A data loader with ``state_dict`` and ``load_state_dict``.
         extra: Tensors and plain values by name, handed back by ``resume(extra=...)``. Numbers that
             NumPy made come back as Python's.
-        meta: What ``commits()`` shows of the commit: anything that JSON holds.
+        meta: Any JSON value; ``commits()`` shows it.
         pin: A name that keeps the commit beyond the last ones, as ``Store.pin`` does.
         new_model: Says that a model that began anew is meant to be trained on rows that an earlier
             one has left. Without, the dense part of the commit that the store was opened at has to
@@ -280,8 +280,8 @@ def resume(
     Random generators are restored too, last of all. On AMD processors PyTorch's matrix products
     depend on where a batch begins in memory: ``docs/testing.md`` says what the same bits take.
 
-    From a store that was opened ``read_only`` the model alone may be asked for, to use it. What the
-    commit has beside it is not read, and random generators stay as they are.
+    From a store that was opened ``read_only`` the model alone may be restored, to use it. The other
+    parts of the commit are not read, and random generators stay as they are.
 
     Rows are not brought back: they are those of the commit because the store was opened at it. A
     handle that has changed rows since is refused, for model and rows would be of different steps.

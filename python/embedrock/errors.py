@@ -71,9 +71,9 @@ class BudgetError(EmbedrockError):
 class FullError(EmbedrockError):
     """No room on disk for what was asked. Nothing was changed; reads and commits go on.
 
-    The message says whether commits help, because they release outdated copies, or whether the
-    rows themselves fill the disk. Where the file system finds no room only after rows have changed,
-    as one that copies on write or compresses may, that is an :class:`IoError` and not this.
+    The message says whether commits help, because they release outdated copies, or whether the rows
+    themselves fill the disk. If the file system finds no room only after rows have changed, as one
+    that copies on write or compresses may, the error is an :class:`IoError` and not this.
     """
 
 

@@ -1,10 +1,10 @@
-"""Pins for the commits that checkpoints on disk were saved beside.
+"""Pins for the commits that belong to checkpoints on disk.
 
-A checkpoint of a trainer has no rows: it says which commit has them, and a store keeps its last few
-commits alone. So each checkpoint pins its commit before its files are written, under a name that
-says where they are, and the pin goes once they are gone: the trainer has removed them, or somebody
-else has. What the names say is all there is to know, so a later run goes on with them, and a crash
-between pin and files leaves a pin that the next run takes away.
+A checkpoint of a trainer has no rows: it names the commit that has them, and a store keeps only its
+last few commits. So each checkpoint pins its commit before its files are written, under a name that
+contains their path. The pin is removed once the files are gone, whoever removed them. There is no
+state beside these names, so a later run goes on with them, and the next run removes a pin that a
+crash left without files.
 """
 
 from __future__ import annotations

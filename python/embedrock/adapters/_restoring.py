@@ -67,10 +67,10 @@ def restate(model: nn.Module, store: Store, state_dict: MutableMapping[str, Any]
 
 
 def go_back_for(model: nn.Module, store: Store, state_dict: Mapping[str, Any], named: str) -> None:
-    """Brings the rows back that a ``state_dict`` was saved beside, where it says which they are.
+    """Brings back the rows that belong to a ``state_dict``, if it names their commit.
 
     Later commits stay, and later pins, until something changes: :meth:`CheckpointPins.drop_later`
-    comes before that. What it does not say is left to the check of modules, which refuses rows of
+    comes before that. Without a named commit, the check of modules decides; it refuses rows of
     other steps.
 
     Rows stay as they are within ``embedrock.nn.loading_dense_only``, in which also

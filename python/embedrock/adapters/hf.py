@@ -37,9 +37,9 @@ class Commits(_of_transformers("TrainerCallback")):  # type: ignore[misc]
     in place before they load the parameters. Pass it to the ``Trainer`` when that is made, with
     ``optimizers=(embedrock.optim.Together(...), scheduler)``.
 
-    The commit of each checkpoint is pinned as long as its folder is where it was saved, whoever
-    removes that, so the best model finds its rows however many checkpoints came after. Where
-    training goes on from an earlier one, later ones lose their rows, with a warning.
+    The commit of each checkpoint is pinned as long as its folder exists, whoever removes it, so the
+    best model finds its rows however many checkpoints came after. If training goes on from an
+    earlier checkpoint, later ones lose their rows, with a warning.
 
     Args:
         store: The open store with the tables of the model.

@@ -30,7 +30,7 @@ def _callback() -> Any:
 
 
 class Commits(_callback()):  # type: ignore[misc]
-    """Commits the store with each checkpoint, and goes back to that commit where one is loaded.
+    """Commits the store with each checkpoint, and goes back to that commit when one is loaded.
 
     Lightning saves the dense parameters and the optimizers; rows are committed under
     ``trainer.global_step`` before the checkpoint's file is there, also by a ``save_checkpoint`` of
@@ -38,11 +38,10 @@ class Commits(_callback()):  # type: ignore[misc]
     ``"best"`` and ``"last"`` included, brings the rows back in place before it loads the
     parameters.
 
-    The commit of each checkpoint is pinned as long as its file is where it was saved, whoever
-    removes that, so ``ckpt_path="best"`` finds its rows however many checkpoints came after. Where
-    training goes on from an earlier one, later ones lose their rows, with a warning; evaluation
-    loses nothing. An exception in training leaves the store at its last commit once it is opened
-    again.
+    The commit of each checkpoint is pinned as long as its file exists, whoever removes it, so
+    ``ckpt_path="best"`` finds its rows however many checkpoints came after. If training goes on
+    from an earlier checkpoint, later ones lose their rows, with a warning; evaluation loses
+    nothing. An exception in training leaves the store at its last commit once it is opened again.
 
     Args:
         store: The open store with the tables of the model.

@@ -9,8 +9,8 @@ PyKEEN makes its optimizer anew when training begins, so it cannot be given ours
 onto the step of whichever optimizer there is. Only training by sLCWA is out of core: LCWA scores
 all entities in each step.
 
-What always holds: a checkpoint of PyKEEN has no rows, it says which commit has them. Loading it
-brings the store back to that commit, or is refused where the commit is not kept.
+Invariant: a checkpoint of PyKEEN has no rows; it names the commit that has them. Loading it brings
+the store back to that commit, or fails if the commit is not kept.
 
 Source of the interfaces: PyKEEN 1.11.
 """
@@ -61,8 +61,8 @@ _RECEIVED_MAX = 64
 """Batches of ids that wait for an update before they are made distinct. Few enough to be small, and
 many enough that this costs little for each."""
 _COMMIT, _SINCE, _UPDATES = slice(3, 6), 6, 8
-"""Where a module's extra state has the last commit, the batches since and the updates of its table,
-as ``embedrock.nn.state_dict_guard`` lays out."""
+"""Offsets in a module's extra state: the last commit, the batches since, and the updates of its
+table, in the layout of ``embedrock.nn.state_dict_guard``."""
 
 
 class _Restoring(embedrock.nn.Embedding):

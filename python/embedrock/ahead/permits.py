@@ -101,8 +101,8 @@ class Permit:
 class Permits:
     """Permits of one bound over the rows of one store; :meth:`Store.permits` makes it.
 
-    All threads that train on the store share one object. What it keeps is a count for each row of
-    the batches in flight, in memory beside the budget; nothing is stored with rows.
+    All threads that train on the store share one object. It keeps a count for each row of the
+    batches in flight, in memory beside the budget; nothing is stored with rows.
 
     Source: bounded staleness consistency of MLKV (III-C), whose clock is in each stored row.
 

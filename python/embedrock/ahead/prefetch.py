@@ -6,8 +6,8 @@ interpreter lock. What always holds:
 
 * An array is kept alive until it is filled, and is the request's alone: a second request for the
   same memory is refused until the first is done.
-* What can be wrong with a request is found when it is made; what goes wrong in reading is raised
-  where it is waited for, and concerns no other request.
+* Invalid requests are refused at once; an error in reading is raised by the wait for that request,
+  and affects no other.
 * Closing the store ends the request at hand first; those behind it fail.
 """
 

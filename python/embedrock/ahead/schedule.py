@@ -70,8 +70,9 @@ class Schedule:
     """The next use of every row that the batches of a training use, from a file.
 
     A schedule is of batches in one order: those of an epoch, say. It is made once
-    (:func:`embedrock.schedule`) and may be used by several runs and processes at the same time.
-    What a batch needs of it is read when it is asked for; in memory it takes next to nothing.
+    (:func:`embedrock.schedule`) and may be used by several runs and processes at the same time. The
+    entries of a batch are read from the file when they are needed; the schedule takes next to no
+    memory.
 
     Args:
         path: The file.
@@ -97,7 +98,7 @@ class Schedule:
         self._places = {name: place for place, name in enumerate(self.tables)}
 
     def __len__(self) -> int:
-        """How many batches it has."""
+        """Number of batches."""
         return self._core.batches()
 
     @property
@@ -112,7 +113,7 @@ class Schedule:
 
     @property
     def stretches(self) -> int:
-        """How many stretches it has."""
+        """Number of stretches."""
         return -(-len(self) // self.stretch_batches)
 
     @property
@@ -131,9 +132,9 @@ class Schedule:
         """The place of a batch and the next uses of its rows, for :meth:`Window.announce`.
 
         Args:
-            number: Which batch of the schedule, from 0.
-            keys: Its keys, by table or name, as they will be announced. Tables that the schedule
-                does not have are left out of its answer.
+            number: Index of the batch in the schedule, from 0.
+            keys: Its keys, by table or name, as they will be announced. Tables that are not in the
+                schedule are left out of the result.
             first_stretch: The number of the schedule's first stretch: in the second of several
                 passes over the same batches ``stretches``, and so on.
 

@@ -76,8 +76,8 @@ class Window:
 
         With ``schedule`` the store knows where in the training each row is used next. A row that
         leaves memory is written to a page of the stretch that uses it next; then the rows of a
-        stretch lie together and are read together, instead of a page for nearly every row. Which
-        rows stay in memory follows from the schedule, too. It never changes a result. One that is
+        stretch lie together and are read together, instead of a page for nearly every row. The
+        schedule also decides which rows stay in memory. It never changes a result. One that is
         wrong about most uses is set aside with a warning in the log, until :meth:`clear`.
 
         Errors: ``KeyRangeError`` for ids outside a dense table, ``NotFoundError`` for a table that

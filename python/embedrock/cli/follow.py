@@ -191,7 +191,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{arguments.store}: commit at step {done.step}, {done.records:,} records with "
             f"{done.rows:,} rows{left_out}; {_behind(done)}"
         )
-    # Who asks by SIGTERM, as service managers do, takes anything but 0 for a failure.
+    # Service managers stop a process by SIGTERM and take any exit status but 0 for a failure.
     return EXIT_INTERRUPTED if interrupt.number == signal.SIGINT else 0
 
 
@@ -207,7 +207,7 @@ def _note(now: Followed, began: float) -> str:
 
 
 def _behind(now: Followed) -> str:
-    """How much is still to be read, as the source says it."""
+    """Amount still to be read, in the unit of the source."""
     if now.lag_bytes is not None:
         return f"{output.human_bytes(now.lag_bytes)} behind"
     return f"{now.lag_records or 0:,} records behind"

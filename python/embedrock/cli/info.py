@@ -222,7 +222,7 @@ def _in_partitions(stats: dict[str, Any]) -> list[list[str]]:
 
 
 def _in_regions(tables: dict[str, Any], stats: dict[str, Any]) -> list[list[str]]:
-    """What rows on persistent memory survive; such a table of a reader beside a writer has none."""
+    """Events that rows on persistent memory survive; unknown for a table that a writer has open."""
     rows = []
     for one in stats["tables"]:
         name = one["spec"]["name"]

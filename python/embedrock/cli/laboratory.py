@@ -1,8 +1,8 @@
 """`embedrock bench` and `embedrock demo`: commands of the laboratory, a package of its own.
 
 Benchmarks and the demo are part of the repository (the folder ``lab``), not of the installed
-package. Where the package ``embedrock_lab`` is installed, its commands are added to the command
-line; where it is not, they are listed, and say how to get it.
+package. If the package ``embedrock_lab`` is installed, its commands are added to the command line;
+otherwise they are listed, and say how to get it.
 """
 
 from __future__ import annotations

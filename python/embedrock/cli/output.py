@@ -106,7 +106,7 @@ def _option(text: str) -> tuple[str, str]:
 
 
 def add_folders(command: argparse.ArgumentParser, regions: str = "") -> None:
-    """Where a store's files that may lie apart are now; ``regions`` is what else is of theirs."""
+    """Adds options for moved folders of a store's files; ``regions`` is an addition to the help."""
     command.add_argument(
         "--cold-directory",
         type=Path,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from embedrock.store import Store
 
 _LOOK_S = 0.5
-"""How often a thread of the server is looked for that has ended by itself."""
+"""Seconds between checks whether the server still runs."""
 _SPARE_FILES = 256
 """Open files that are left to the store and to threads, beside those that are open already."""
 
@@ -347,9 +347,9 @@ def _warn(server: Any) -> None:
 
 
 def _connections(wanted: int) -> int:
-    """How many connections there can be: each is an open file, of which a process may have so many.
+    """Number of possible connections: each is an open file, and a process has a limit of these.
 
-    Raises that limit where the system lets it. Errors: MisuseError where not one is left.
+    Raises that limit if the system allows it. Errors: MisuseError if none is left.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = _open_files() + _SPARE_FILES

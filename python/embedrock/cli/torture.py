@@ -108,8 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
         seed = int(time.time()) * _SEEDS_PER_SECOND
     if arguments.json is None:
         return _run(options, seed, None)
-    # Opened before the run: a place that cannot be written would cost all that was found. What it
-    # holds goes only for a report.
+    # Opened before the run: an unwritable path would otherwise lose all findings. The old content
+    # goes only for a report.
     with open(arguments.json, "a", encoding="utf-8") as file:
         return _run(options, seed, file)
 

@@ -27,7 +27,7 @@ _WAYS = {
     kind: f": add --model, one of {', '.join(models)}"
     for kind, models in (("knowledge graphs", GRAPH_MODELS), ("graphs", NODE_MODELS))
 }
-"""What to do with an option that models of clicks do not have."""
+"""Advice for an option that click models do not have."""
 
 
 def add(commands: Any) -> argparse.ArgumentParser:

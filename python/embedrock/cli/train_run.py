@@ -96,8 +96,8 @@ def run_to_its_end(
     report_of: Callable[[dict[str, Any]], dict[str, Any]],
     show: Callable[[dict[str, Any]], None],
 ) -> int:
-    """Trains by a module of `embedrock.training`, and prints or writes what came of it. Returns the
-    exit status. What can be said of options and files is said before PyTorch is imported."""
+    """Trains by a module of `embedrock.training`, and prints or writes the result. Returns the exit
+    status. Wrong options and files are reported before PyTorch is imported."""
     from embedrock import report
     from embedrock.report import progress
     from embedrock.training.options import TrainOptions

@@ -1,7 +1,7 @@
-"""Messages for those who run a command: its options in the place of Python's arguments.
+"""Messages for users of commands: they name options instead of Python's arguments.
 
-Errors of the engine name the way out as a call of Python has it. What a command has no option for
-stays as it is.
+Errors of the engine name the way out as a Python argument. One without a matching option stays as
+it is.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ _SINGLE = ("boolean", "null", *_NUMBERS, *_TEXTS)
 
 
 _ANSWERS: dict[tuple[int, tuple[str, ...]], bool] = {}
-"""What `_is` has said, by the number of a type and names; as many as it is asked for."""
+"""Results of `_is`, by the number of a type and names; bounded by the calls of this module."""
 
 
 def _is(kind: Any, *names: str) -> bool:
@@ -104,8 +104,8 @@ def is_coded_list(kind: Any) -> bool:
 
 
 def expected_of(kind: Any, role: str, rules: int) -> str | None:
-    """What is expected in place of a column of this type, and the way out; None where it can be
-    read in its role: `label`, `dense`, `categorical` or `ids`."""
+    """Expected type in place of this column's, and the way out; None if the column can be read in
+    its role: `label`, `dense`, `categorical` or `ids`."""
     single, is_list = value_kind(kind)
     if role in ("label", "dense") and is_list:
         what = "a number, a Boolean or a text"

@@ -1,8 +1,8 @@
 """A click log as record batches of Arrow, of which labels and columns are named.
 
-What gives the batches is a source: a Parquet file (`parquet_log`), or whatever a program has in
-memory or as a stream (`arrow_sources`). Columns that nobody named are not looked at: what they
-hold does not matter. Batches of any size become the same blocks of samples.
+The batches come from a source: a Parquet file (`parquet_log`), or data of a program, in memory or
+as a stream (`arrow_sources`). Columns that are not named are not read, and may hold anything.
+Batches of any size become the same blocks of samples.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHOWN = 40
 
 
 class Source(Protocol):
-    """What gives record batches."""
+    """A source of record batches."""
 
     #: The file, for errors; None where there is none.
     path: Path | None

@@ -32,8 +32,8 @@ class Feature:
 
 @dataclass(frozen=True)
 class Position:
-    """Where the next unread training sample is. The rest matters to streamed files: the number of
-    the file among those of the log, and the place in it (of Parquet, the row)."""
+    """Position of the next unread training sample. The other fields are for streamed files: the
+    number of the file among those of the log, and the place in it (for Parquet, the row)."""
 
     epoch: int = 0
     batch: int = 0
@@ -55,7 +55,7 @@ class Batch:
     keys: NDArray[np.int64]
     offsets: NDArray[np.int64]
     labels: NDArray[np.float32]
-    #: Where to start reading to get the batch after this one.
+    #: Start position for reading the batch after this one.
     next: Position
 
     def __len__(self) -> int:
@@ -73,8 +73,8 @@ class Batch:
         return self.keys[self.offsets[feature * size] : self.offsets[(feature + 1) * size]]
 
     def feature_offsets(self, feature: int) -> NDArray[np.int64]:
-        """Where the bags of one feature begin among its keys, ``(B + 1,)`` with the end: what
-        ``embedrock.nn.EmbeddingBag`` takes with ``include_last_offset``."""
+        """Offsets of the bags of one feature among its keys, ``(B + 1,)`` with the end, as
+        ``embedrock.nn.EmbeddingBag`` takes them with ``include_last_offset``."""
         begin = feature * len(self)
         offsets = self.offsets[begin : begin + len(self) + 1]
         from_0: NDArray[np.int64] = offsets - offsets[0]
@@ -87,7 +87,7 @@ class Dataset(Protocol):
     name: str
     features: list[Feature]
     num_dense: int
-    #: What is predicted, by name: labels have a column for each where there are several.
+    #: Names of the targets; labels have a column for each if there are several.
     targets: tuple[str, ...]
 
     def train_batches(self, batch_size: int, start: Position) -> Iterator[Batch]:

@@ -18,7 +18,7 @@ from embedrock.data.memory import Column, MemoryDataset
 from embedrock.data.movielens import Ratings
 
 CLICK_FROM_RATING = 4.0
-#: What several targets are, by name: the rating from which each is 1.
+#: The targets by name: the rating from which each is 1.
 TARGETS = {"liked": CLICK_FROM_RATING, "not_disliked": 3.0}
 
 

@@ -76,7 +76,7 @@ class Columns:
 
 
 class Csv:
-    """See `streamed.Format`. What its header says is read when it is made."""
+    """See `streamed.Format`. The header is read at construction."""
 
     name = "csv"
 

@@ -1,4 +1,4 @@
-"""What of a graph is trained with, chosen by and tested with: of a file, or by shares and a seed.
+"""The training, validation and test parts of a graph: from a file, or by shares and a seed.
 
 ``split.npz`` has arrays ``train``, ``valid`` and ``test``: ids, or masks with one value for each.
 """
@@ -79,7 +79,7 @@ def of_nodes(graph: Graph, split: str, seed: int, path: Path | None) -> Parts:
 
 
 def of_edges(edges: Ids, split: str, seed: int, path: Path | None) -> Parts:
-    """Which edges (2, E) are of each part. Errors: DataError, MisuseError."""
+    """The edges (2, E) of each part. Errors: DataError, MisuseError."""
     if split == PUBLIC:
         raise MisuseError("split is planetoid, which is one of nodes; give file or shares of edges")
     count = edges.shape[1]

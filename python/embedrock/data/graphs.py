@@ -8,8 +8,8 @@
 ================  ==================================================================================
 
 Texts end in ``.tsv``, ``.csv`` or ``.txt``, also ``.gz`` and ``.zst``, or are Parquet; arrays in
-``.npy``. Nodes are numbered from 0 on: there are as many as an array says, or as files name. Where
-they have names, or ids of a platform, ``map_ids`` numbers them in the order in which they come.
+``.npy``. Nodes are numbered from 0 on; an array or the ids in the files give their number. If nodes
+have names, or ids of a platform, ``map_ids`` numbers them in their order of occurrence.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def _grown(rows: npt.NDArray[Any], nodes: int) -> npt.NDArray[Any]:
 
 
 Told: TypeAlias = tuple[int, str] | None
-"""How many nodes there are, and which file says so."""
+"""Number of nodes, and the name of the file that it comes from."""
 
 
 def _features(path: Path | None) -> tuple[npt.NDArray[Any] | None, Told]:

@@ -1,9 +1,9 @@
-"""How a run knows its data again: the same files, or the same with more behind them, or others.
+"""Recognition of a run's data: the same files, the same with more at the end, or others.
 
-A file is known by its length, its time and a digest of samples all over it, which costs nothing.
-Where these differ, because it was copied or packed otherwise, the digest of its whole text decides,
-and of a text that is longer, that of as much as there was: so nothing that changed is taken for
-what was read, and a text that has grown is told from another one.
+A file is identified by its length, its time and a digest of samples from all over it, which is
+cheap. If these differ, because the file was copied or compressed in another way, the digest of its
+whole text decides; of a longer text, that of as many bytes as before. So changed data is never
+taken for data that was read, and a text that has grown is told from another one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Known:
 def compared(
     then: Mapping[str, Any], path: Path, progress: Callable[[int], object] | None = None
 ) -> Seen:
-    """What has become of a file that was `Known.as_dict` then. Errors: DataError."""
+    """State of a file compared with its earlier `Known.as_dict`. Errors: DataError."""
     size, changed = _stat(path)
     is_quick = (size, changed) == (then["file_bytes"], then["changed_ns"])
     if is_quick and _samples(path, size) == then["samples"]:

@@ -1,8 +1,8 @@
 """Cuts blocks of delimited text into fields with NumPy, for readers of click logs.
 
-What a field means is the readers' business (`criteo_lines`, `avazu_lines`, `csv`); here lie the
-block that they give, how lines become fields, and how a malformed line is told: with its index in
-the block, the column, and what is wrong.
+Readers interpret the fields (`criteo_lines`, `avazu_lines`, `csv`); this module has the block that
+they return, the division of lines into fields, and the report of a malformed line: its index in the
+block, the column, and the error.
 """
 
 from __future__ import annotations

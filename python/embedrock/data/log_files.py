@@ -1,8 +1,8 @@
 """The files of a log: some that are named, those of a folder, or those that a pattern names.
 
-What always holds: files that are named come in that order, and those of a folder or a pattern in
-the order of their names, in which numbers count as numbers: `part-9` comes before `part-10`. The
-log is one file after another, and its last samples are the latest.
+Invariant: named files come in the given order, and those of a folder or a pattern in the order of
+their names, in which numbers are compared as numbers: `part-9` comes before `part-10`. The log is
+one file after another, and its last samples are the latest.
 """
 
 from __future__ import annotations

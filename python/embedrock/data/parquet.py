@@ -1,8 +1,8 @@
-"""What is a Parquet file, and the text that older versions took one for.
+"""Recognition of Parquet files, and the text that older versions read them as.
 
-`parquet_log` and `graph_parquet` read columns. Runs that began when a file was read as the text
-with a header that it would be go on by that text: their positions are offsets of it, which is made
-anew from the start, as a compressed file is unpacked. pyarrow, which reads the file, is optional.
+`parquet_log` and `graph_parquet` read columns. Older versions converted a file to text with a
+header, and runs that began with them go on so: their positions are offsets in that text, which is
+made anew from the start, as for a compressed file. pyarrow, which reads the file, is optional.
 """
 
 from __future__ import annotations

@@ -249,8 +249,8 @@ def _beyond_uint64(
     counts: Places,
     values: npt.NDArray[np.uint64],
 ) -> npt.NDArray[np.bool_]:
-    """Which numbers of 20 digits have overflown. Those from 10^19 to 2^64 begin with a one, and of
-    what begins with a one and is more, less than 10^19 is left."""
+    """Finds numbers of 20 digits that have overflowed. Numbers from 10^19 to 2^64 begin with a one;
+    larger numbers that begin with a one wrap to less than 10^19."""
     beyond: npt.NDArray[np.bool_] = counts == _DIGITS_MAX
     if beyond.any():
         leading = text.take(digits, mode="clip")

@@ -5,10 +5,9 @@ are the films that the user clicked before. Of a text of sessions (`<session><TA
 oldest first) each session gives two samples: its last item is a click, an item drawn by chance is
 none, and the items before the last are the history of both.
 
-Beside each item of a history stands one that was drawn by chance, among the clicks of the training
-part and unlike it: what the auxiliary loss of DIEN tells it from. What always holds: nothing of a
-sample's features comes from its own label or from later samples, and what was drawn depends on the
-seed alone.
+Each item of a history has a negative beside it, a different item drawn at random from the clicks of
+the training part, for the auxiliary loss of DIEN. Invariants: a sample's features never use its own
+label or later samples, and the negatives depend on the seed alone.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The user's own click log, one sample a line, streamed: no part of it is kept in memory.
 
-A log is one file, or several of one kind behind each other. What a line or a row means is the
-format's business (`criteo`, `avazu`, `csv`, `parquet_log`). One pass over the files before training
-(`scan`) counts samples and distinct keys, so that a memory budget in per cent means something, the
-last samples can be held out, and a malformed line is reported before hours of training rather than
-after.
+A log is one file, or several of one kind in a row. The formats (`criteo`, `avazu`, `csv`,
+`parquet_log`) interpret lines and rows. One pass over the files before training (`scan`) counts
+samples and distinct keys, so that a memory budget in per cent can be computed, the last samples can
+be held out, and a malformed line is reported before hours of training rather than after.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Format(Described, Protocol):
     """A format of text: what a reader of click logs knows of its kind of file."""
 
     def header_bytes(self, text: bytes, path: Path) -> int:
-        """How many bytes at the beginning of the text are its header, 0 for none.
+        """Size in bytes of the header at the beginning of the text, 0 for none.
 
         Errors: DataError when the text cannot be of this format.
         """
@@ -188,7 +187,7 @@ def _text_blocks(
 
 
 def _empty_at_the_end(text: bytes) -> int:
-    """How many lines at the end of whole lines have nothing in them."""
+    """Number of empty lines at the end of a block of whole lines."""
     held = text.rstrip(b"\r\n")
     return max(text[len(held) :].count(b"\n") - bool(held), 0)
 
@@ -251,8 +250,8 @@ class StreamedDataset:
         holdout: float = 0.1,
         skip_bad_lines: bool = False,
     ) -> None:
-        """Of a file and those behind it. Opens nothing yet: they are read while batches are taken.
-        What the log has behind the samples of the scan is left out."""
+        """Takes a file and those after it. Opens nothing yet: files are read while batches are
+        taken. Samples that the log has gained since the scan are left out."""
         self.name = kind.name
         self.parts = [Part(None if path is None else Path(path), kind), *more]
         self.num_dense = kind.num_dense
@@ -303,7 +302,7 @@ class StreamedDataset:
             yield taken.batch(Position())
 
     def samples_there(self) -> int:
-        """How many samples the log has today, by what lies behind the last mark of the scan."""
+        """Number of samples in the log at present, by counting those after the scan's last mark."""
         assert self._scan is not None
         count = self._scan.samples
         samples, skip = self._from_mark(count - self._num_test)

@@ -1,9 +1,9 @@
 """The one opener of users' text: plain, gzip or zstd, told apart by its first bytes, as a stream.
 
-What always holds: a mark of UTF-8 at the beginning is no part of the text, though its bytes count
-in offsets; UTF-16 and UTF-32 are refused, and so are lines that end in a carriage return alone.
-What goes by lines takes them from here, too: empty ones at the end of a text are none. A Parquet
-file is the text that `parquet` makes of it, for runs of older versions.
+Invariants: a byte order mark of UTF-8 is no part of the text, though its bytes count in offsets;
+UTF-16 and UTF-32 are refused, and so are lines that end in a carriage return alone. Readers of
+lines take them from here, too; empty lines at the end of a text are dropped. A Parquet file is the
+text that `parquet` makes of it, for runs of older versions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _HEAD_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Head:
-    """What older stores tell texts apart by, however they are packed: the hash of their first
+    """Identity of a text in older stores, independent of its compression: the hash of its first
     bytes."""
 
     bytes: int

@@ -1,10 +1,10 @@
 """Look-ahead of ranks: ids of batches to come are exchanged when they are announced.
 
-Owns a thread and a group of its own, so that exchanges of ids go on beside those of the loop. What
-a rank is asked for a batch is announced to the window of its own store and kept: the batch's
-forward sends no ids. What always holds: jobs are done in the order in which they were announced,
-which is the same on all ranks; where the loop of one rank has ended, that is found at the same job
-on all, and later ones of the pass are left out.
+Owns a thread and a group of its own, so that exchanges of ids go on beside those of the loop. The
+ids that other ranks request from a rank are announced to the window of its own store and kept, so
+the batch's forward sends no ids. Invariants: jobs are done in the order of their announcement,
+which is the same on all ranks; the end of one rank's loop is found at the same job on all ranks,
+and later jobs of the pass are skipped.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ ANNOUNCED_MAX = 512
 
 @dataclass
 class Kept:
-    """What is known of an announced batch."""
+    """Exchanged data of an announced batch."""
 
     number: int
-    """How many were exchanged, this one included: the same on all ranks."""
+    """Number of exchanged batches, this one included; the same on all ranks."""
     places: dict[str, int]
     """By table."""
     keys: list[npt.NDArray[np.uint64]]
     """Distinct keys of each table, as the batch reads them."""
     pieces: list[list[npt.NDArray[np.uint64]]]
-    """What each rank asks of this one, by rank and table."""
+    """The keys that each rank requests from this one, by rank and table."""
     local: int | None
-    """Its number in the window of this rank's store, where that had room."""
+    """Its number in the window of this rank's store, if the window had room."""
 
     def asked_of(self, names: Sequence[str]) -> list[list[npt.NDArray[np.uint64]]]:
-        """What ranks ask of these tables."""
+        """The keys that ranks request from these tables."""
         places = [self.places[name] for name in names]
         return [[own[place] for place in places] for own in self.pieces]
 
@@ -151,8 +151,8 @@ class ShardWindow:
             self._shard.store.window.clear()
 
     def stats(self) -> dict[str, Any]:
-        """What the window of this rank's store did: :meth:`embedrock.Store.window`'s counters, of
-        what all ranks have asked of it."""
+        """Statistics of the window of this rank's store, as of :meth:`embedrock.Store.window`, over
+        the requests of all ranks."""
         return self._shard.store.window.stats()
 
     def _announce(self, batch: Any, of: Pass, failed: BaseException | None = None) -> int:
@@ -177,7 +177,7 @@ class ShardWindow:
         return self._number
 
     def _result(self, number: int) -> Kept | None:
-        """What is known of a batch; None where some rank has no more.
+        """The data of a batch; None if some rank has no more.
 
         Blocking: until all ranks have announced it.
         """

@@ -73,7 +73,7 @@ class ShardBatches(Generic[B]):
         return self._plain() if self._finder is None else self._announced(self._finder)
 
     def __len__(self) -> int:
-        """How many batches the loader of this rank says it has; ranks may have fewer."""
+        """Number of batches that the loader of this rank reports; other ranks may have fewer."""
         return len(self.loader)  # type: ignore[arg-type]
 
     def __bool__(self) -> bool:
@@ -146,7 +146,7 @@ class ShardBatches(Generic[B]):
             window.clear()
 
     def _draw(self, iterator: Iterator[B], finder: KeyFinder, of: Pass) -> _Drawn:
-        """The next batch, announced. What goes wrong is every rank's to raise, in its turn."""
+        """The next batch, announced. An error is raised by all ranks, when the batch is due."""
         batch: Any = None
         error: BaseException | None = None
         keys: Any = None

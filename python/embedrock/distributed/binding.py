@@ -1,4 +1,4 @@
-"""What binds a store to a run of ranks: the run's id, the store's buckets, the tables of all.
+"""The binding of a store to a run of ranks: the run's id, the store's buckets, the tables of all.
 
 Each commit of a rank carries it, as the byte string ``ranks`` of its state
 (``docs/formats/ranks.md``). A store is bound to its buckets and never to a number of a rank, which
@@ -86,7 +86,7 @@ def owners_of(runs: Sequence[Run]) -> npt.NDArray[np.uint16]:
 
 
 def wrong_with(runs: Iterable[Run]) -> str | None:
-    """What keeps runs from being all buckets, each once; None where nothing does."""
+    """Explains why runs are not all buckets, each exactly once; None if they are."""
     missing, twice, next_one = [], [], 0
     for run in sorted(runs):
         if run.first > next_one:
@@ -117,19 +117,19 @@ def new_folder(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Binding:
-    """What a commit of a rank says beside its rows."""
+    """Binding to the run, as part of a rank's commit."""
 
     run: str
     """The run's id: by chance, or a caller's name."""
     world: int
-    """How many stores share the buckets."""
+    """Number of stores that share the buckets."""
     buckets: Run
     """Those of this store."""
     tables: Mapping[str, str]
-    """What tells the tables apart, by name: the same in all stores of a run."""
+    """Digests of the tables, by name: the same in all stores of a run."""
     from_world: int | None = None
-    """How many ranks there were when the commit was made, if the stores were made anew since:
-    what it has of each process is not that of the ranks that there are now."""
+    """Number of ranks that made the commit, if the stores were resharded since: the commit's state
+    of single processes is then not that of the present ranks."""
     initial: bool = False
     """Whether it is the commit that a store is made with, before there is anything to commit."""
     token: str = ""
@@ -184,8 +184,8 @@ def binding_of(state: Mapping[str, bytes], place: object) -> Binding:
 
 
 def table_digests(store: Store) -> dict[str, str]:
-    """What tells the tables of a store apart, by name: seed of initial rows and what a table is,
-    but not for how many rows it has room."""
+    """Digests of the tables of a store, by name: over the seed of initial rows and a table's
+    description, but not over its expected rows and capacity."""
     seed = store._core.seed()
     found = {}
     for handle in store._core.tables():

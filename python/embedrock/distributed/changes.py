@@ -1,9 +1,9 @@
-"""What changes rows: gradients and rows on their way to the ranks that have them, and the step.
+"""Changes of rows: sending gradients and rows to the ranks that own them, and the step.
 
-What always holds: the store of each rank is asked once for a verb, whether it got keys or not, and
-what can be known beforehand is refused on all ranks before one of them changes a row. What a rank's
-store refuses all the same (no room on its disk) is told to all of them when the others have made
-the step: no rank commits then until all have gone back.
+Invariants: each rank's store is called once for a verb, with or without keys, and errors that can
+be known beforehand are raised on all ranks before one of them changes a row. If a rank's store
+fails later (no room on its disk), all ranks are told after the others have made the step, and no
+rank commits until all have gone back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _APART = (
 _COMMIT = re.compile(
     r"commit: \d+ bytes are outdated, which commits release; where that is not enough, "
 )
-"""What a store that is full advises, where committing would help a store of its own."""
+"""Advice of a full store that is wrong for ranks, where committing releases nothing."""
 
 
 class Changes:
@@ -158,7 +158,7 @@ class Changes:
         self._end(verb, failed)
 
     def _end(self, verb: Verb, failed: BaseException | None) -> None:
-        """Waits until all ranks have changed their rows. Where one has not, none may commit."""
+        """Waits until all ranks have changed their rows. If one has failed, no rank may commit."""
         try:
             self._shard.exchange.meet(
                 verb._replace(part="end of "), failed=_without_commit(failed), beside=_APART
@@ -221,7 +221,7 @@ def _verb_of(name: str, parts: Sequence[ShardPart], non_finite: str, within: Bou
 
 
 class _Told:
-    """What an update is made with, as a text once somebody asks."""
+    """Arguments of an update, formatted as text on demand."""
 
     def __init__(
         self, factors: Sequence[Mapping[str, Any]], non_finite: str, within: Bounds

@@ -1,7 +1,7 @@
 """Commits of all ranks: every store at the same step, or an error on every rank.
 
-What always holds: commit n + 1 begins after all ranks have n, so of the two commits that a store
-keeps one is common to all, wherever ranks die. The manifest is for readers; no rank needs it.
+Invariant: commit n + 1 begins after all ranks have n, so of the two commits that a store keeps one
+is common to all, wherever ranks die. The manifest is for readers; no rank needs it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Bound:
 
 
 class RankCommits(RankPins):
-    """What a shard has of commits: those of all ranks, each of which calls the same."""
+    """The commits of a shard. Collective: every rank makes the same calls."""
 
     _commits_together = True
     _pending_step: int | None = None
@@ -64,8 +64,8 @@ class RankCommits(RankPins):
     """Tables whose rows were found to be of this rank's buckets."""
     _binding: Binding | None
     _failed: str | None = None
-    """What is said of a commit, a way back or a change of rows that some ranks made, others not.
-    None of them commits before it is back at a commit that all have."""
+    """Message about a commit, a way back or a change of rows that only some ranks completed. While
+    it is set, no rank commits before it is back at a common commit."""
 
     def _bind(self, bound: object) -> None:
         """Notes what binds its store, if ``embedrock.distributed.open`` has. Collective.
@@ -118,7 +118,7 @@ class RankCommits(RankPins):
 
     @property
     def uncommitted(self) -> tuple[int, int]:
-        """What closing would discard of this rank's store: (batches, rows they touched)."""
+        """Amount that closing this rank's store would discard: (batches, rows they touched)."""
         return self.store.uncommitted
 
     def state(self) -> dict[str, bytes]:
@@ -217,8 +217,8 @@ class RankCommits(RankPins):
 
         As :meth:`embedrock.Store.go_back`, but later commits are dropped at once on all ranks.
 
-        Errors: the same on all ranks: as there; ``MisuseError`` where ranks give different steps.
-        Where the store of one rank has failed no rank commits before all have gone back.
+        Errors: the same on all ranks: as there; ``MisuseError`` if ranks give different steps. If
+        the store of one rank has failed, no rank commits before all have gone back.
         """
         failed, behind = None, False
         try:

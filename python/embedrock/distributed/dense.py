@@ -1,8 +1,8 @@
-"""The dense part of a model, which ranks have in common: compared before each saves its own.
+"""The dense part of a model, which is the same on all ranks: compared before each saves its own.
 
-Rows are shared by construction, dense parameters by whoever averages their gradients. Where nobody
-does, ranks train models that part, and a commit would have as many. What always holds: all ranks
-raise, or none, with one message.
+Rows are shared by construction; dense parameters stay equal only if their gradients are averaged.
+Without averaging, the ranks' models diverge, and a commit would hold different ones. Invariant: all
+ranks raise, or none, with one message.
 
 Compared are dense parameters of the model, and what optimizers of PyTorch keep of them. Not
 compared is what may be each rank's own:
@@ -43,7 +43,7 @@ _ROUNDED = 1e-4
 """Of a tensor's norm: what ranks may be apart by rounding alone, where their machines compute in
 another order. A float32 has 6e-8 at each step."""
 _IGNORED = "_ddp_params_and_buffers_to_ignore"
-"""Where ``DistributedDataParallel`` looks for what it leaves to each rank."""
+"""Attribute in which ``DistributedDataParallel`` keeps the names of what it leaves to each rank."""
 
 
 def check_same(exchange: Exchange, owners: Sequence[tuple[str, Any]]) -> None:
@@ -89,9 +89,9 @@ def _check_kinds(name: str, said: Sequence[Any]) -> None:
 
 
 def _check_distance(exchange: Exchange, name: str, one: Tensor) -> tuple[float, str]:
-    """How far a tensor of all ranks is from that of rank 0 at most. Collective.
+    """Largest distance of any rank's tensor from that of rank 0. Collective.
 
-    Errors: ``MismatchError`` where it is more than rounding.
+    Errors: ``MismatchError`` if it is more than rounding.
     """
     own = _flat(one)
     apart = norm = 0.0
@@ -154,7 +154,7 @@ def _flat(one: Tensor) -> npt.NDArray[np.uint8]:
 
 
 def _dense_of(owners: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]:
-    """What ranks have in common of what they save, by name."""
+    """Tensors that must be equal on all ranks among those to save, by name."""
     modules = [owner for _, owner in owners if isinstance(owner, nn.Module)]
     if any(
         type(part).__name__ == "FullyShardedDataParallel"
@@ -180,7 +180,7 @@ def _dense_of(owners: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Tensor]]
 def _state_of(
     name: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str], left_out: set[int]
 ) -> Iterator[tuple[str, Tensor]]:
-    """What an optimizer keeps of parameters that ranks have in common."""
+    """State of an optimizer for parameters that must be equal on all ranks."""
     given = [one for group in optimizer.param_groups for one in group["params"]]
     for place, one in enumerate(given):
         if id(one) in left_out or hasattr(one, WAITING) or one not in optimizer.state:

@@ -1,7 +1,7 @@
-"""Collective calls of the ranks: what they agree on, and the payloads that go between them.
+"""Collective calls of the ranks: agreement on the call, and the payloads between them.
 
-Owns a gloo group of its own, so that nothing else's calls come between, and the error of a rank
-that fails or does something else than the others. What always holds:
+Owns a gloo group of its own, so that no other calls come between, and the error of a rank that
+fails or makes a different call. Invariants:
 
 * Every exchange opens with :meth:`Exchange.meet`: one header from each rank to each, of one size,
   whatever the verb. So ranks that call different verbs, or verbs of different tables, are told
@@ -49,17 +49,17 @@ _TEXT_BYTES = 2048
 
 
 class Verb(NamedTuple):
-    """What a rank does, for the others to compare."""
+    """A rank's call, for comparison with the others."""
 
     name: str
     tables: tuple[str, ...] = ()
     detail: int = 0
     """A number that has to be the same on all ranks."""
     told: object = ""
-    """What the number stands for; its text is for people."""
+    """The value that the number stands for; its text is used in messages."""
     part: str = ""
-    """Which part of it, where it has several, such as ``"end of "``: ranks in other ones are not
-    together. What one of them refuses is of the verb, and is told without."""
+    """Part of a call that has several, such as ``"end of "``: ranks in different parts are out of
+    step. Errors belong to the verb, and do not name the part."""
 
     def __str__(self) -> str:
         tables = ", ".join(map(repr, self.tables[:8]))
@@ -69,7 +69,7 @@ class Verb(NamedTuple):
 
 
 class Met(NamedTuple):
-    """What the ranks have told each other."""
+    """Information that the ranks have exchanged."""
 
     notes: Words
     """(W,) a number of each rank."""
@@ -115,14 +115,14 @@ class Exchange:
         self.rank = dist.get_rank(group)
         """The rank within the group."""
         self.world = dist.get_world_size(group)
-        """How many ranks there are."""
+        """Number of ranks."""
         self.bytes_sent = 0
         """To other ranks, headers included."""
         self._broken: str | None = None
         self._verb: Verb | None = None
         """The last one that was begun within this ``with``."""
         self._raised: BaseException | None = None
-        """What all ranks raise together."""
+        """The error that all ranks raise together."""
         self._buffers: dict[str, Tensor] = {}
         self._sent = torch.zeros(self.world, _WORDS, dtype=torch.int64, device="cpu")
         self._received = torch.zeros_like(self._sent)
@@ -198,7 +198,8 @@ class Exchange:
         return Met(notes, numbers, self.counts(verb, counts))
 
     def counts(self, verb: Verb, counts: Words) -> Words:
-        """What each rank has counted for this one: ``counts (W, T)`` of what goes to each."""
+        """The counts of all ranks for this one: ``counts (W, T)`` are of the rows that go to each
+        rank."""
         into = torch.zeros(counts.shape, dtype=torch.int64, device="cpu")
         self._all_to_all(verb, into, torch.from_numpy(np.ascontiguousarray(counts)))
         theirs: Words = into.numpy()
@@ -225,7 +226,7 @@ class Exchange:
         return kept[:count]
 
     def gather(self, verb: Verb, own: bytes, size: int) -> list[bytes]:
-        """What each rank has, filled up with zeros to ``size``, which is the same on all."""
+        """Bytes of each rank, padded with zeros to ``size``, which is the same on all ranks."""
         padded = np.zeros(size, np.uint8)
         padded[: len(own)] = np.frombuffer(own, np.uint8)
         found = [torch.empty(size, dtype=torch.uint8, device="cpu") for _ in range(self.world)]
@@ -251,7 +252,8 @@ class Exchange:
         own = given.numel() // self.world if given_splits is None else given_splits[self.rank]
         self.bytes_sent += (given.numel() - own) * given.element_size()
         try:
-            # What all_to_all_single calls, without its checks, which cost as much as the exchange.
+            # The call inside all_to_all_single, without its checks, which cost as much as the
+            # exchange.
             work = self.group.alltoall_base(
                 into, given, [*(into_splits or ())], [*(given_splits or ())], self._options
             )

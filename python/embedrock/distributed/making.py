@@ -104,7 +104,7 @@ def _check_rows(shard: Shard, table: Table) -> None:
 
 
 def spec_of_table(table: Table) -> dict[str, Any]:
-    """What has to be the same of a table on all ranks."""
+    """The properties of a table that must be the same on all ranks."""
     names = "embedding_dim num_embeddings optimizer initializer dtype rounding storage"
     return {name: getattr(table, name) for name in ("name", *names.split())}
 
@@ -117,7 +117,7 @@ def digest_of(content: str | bytes) -> int:
 
 
 def _here(shard: Shard, name: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """What the store of this rank is asked: sizes are of its part of the rows."""
+    """Arguments for the store of this rank: sizes are of its part of the rows."""
     if asked["embedding_dim"] is None or shard.store._has_table(name):
         return {**asked, "expected_rows": None, "capacity": None}
     size, expected = asked["num_embeddings"], asked["expected_rows"]

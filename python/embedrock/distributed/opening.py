@@ -1,7 +1,7 @@
 """``embedrock.distributed.open``: every rank's store, all at the newest commit that all have.
 
-What always holds: ranks decide from what all have told, so all of them open, or all raise the same.
-Nothing is made before it is known that no rank's store is lost.
+Invariants: ranks decide from the reports of all, so all of them open, or all raise the same error.
+Nothing is created before it is known that no rank's store is missing.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def open(
 
     Every rank of the group calls it, with a store of its own in a folder of ``path``, named by the
     buckets that it has: ``path/buckets-0000-0511``. ``path`` may be a folder that all machines
-    share, or one of each machine's own disk. Where no store is there, a new run begins: ranks get
+    share, or one of each machine's own disk. If there is no store, a new run begins: ranks get
     buckets in their order, 1,024 divided by their number. A store keeps its buckets for life; after
     a restart with other numbers a rank takes one of those that it finds.
 
@@ -75,8 +75,7 @@ def open(
         path: The folder of the ranks' stores.
         memory: The budget of this rank's store, as ``embedrock.open`` takes it.
         group: The ranks; None for all. Commits go over a gloo group of their own.
-        run: What the run is called. A new run gets the name, or one by chance; stores of another
-            run are refused.
+        run: Name of the run. A new run gets it, or a random one; stores of another run are refused.
         step: Go back to the commit of this step, which all ranks must have.
         create: Whether to begin a new run where there is none.
         reduction: ``"mean"`` divides gradients of rows by the number of ranks, as
@@ -84,7 +83,7 @@ def open(
         wire_dtype: ``"bfloat16"`` halves the bytes between ranks; :class:`Shard` says at what cost.
         presum: Whether a rank sums its gradients of equal ids before it sends them.
         timeout: Seconds that a rank waits for the others in a call; None: 30 minutes.
-        options: What ``embedrock.open`` takes, such as ``keep`` and ``max_disk_bytes``.
+        options: Options of ``embedrock.open``, such as ``keep`` and ``max_disk_bytes``.
 
     Errors: the same on all ranks, as a ``RankError`` that is also of the rank's own kind where one
     has failed. ``MismatchError`` where ranks give another ``run``, ``step`` or ``create``, for

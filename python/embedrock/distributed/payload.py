@@ -34,8 +34,8 @@ class Payload:
         self._wire = wire
 
     def ids(self, verb: Verb, route: Route, theirs: Counts) -> Keys:
-        """What the ranks ask of this one: ``theirs (W, T)`` ids, by rank and within it by table.
-        They lie in a buffer of the next call."""
+        """The ids that ranks request from this one: ``theirs (W, T)`` ids, by rank and within it by
+        table. The next call reuses their buffer."""
         count, expected = len(route.keys), int(theirs.sum())
         given = self._exchange.buffer("ids", count, torch.int64)
         np.take(route.keys.view(np.int64), route.order, out=given.numpy(), mode="clip")
@@ -135,7 +135,7 @@ def pieces_of(ids: Keys, counts: Counts) -> list[list[Keys]]:
 
 
 def by_table(pieces: Sequence[Sequence[npt.NDArray[T]]], table: int) -> npt.NDArray[T]:
-    """What came of one table, from the first rank to the last; contiguous."""
+    """The received data of one table, from the first rank to the last; contiguous."""
     some = [own[table] for own in pieces if len(own[table])]
     if len(some) == 1:
         return some[0]

@@ -1,7 +1,7 @@
 """Names for commits of ranks: the same in the stores of all, so that a later push finds them.
 
-What always holds: a name moves to a commit only when all ranks have that commit. A rank that dies
-amid that leaves the name at two commits, of which the newer one is among the last that all keep.
+Invariant: a name moves to a commit only when all ranks have that commit. A rank that dies during
+the move leaves the name at two commits; the newer one is among the last that all keep.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PIN, _UNPIN = Verb("pin"), Verb("unpin")
 
 
 class RankPins:
-    """What a shard has of names for commits. Each rank calls the same."""
+    """Names for the commits of a shard. Each rank makes the same calls."""
 
     store: Store
     exchange: Exchange
@@ -30,8 +30,8 @@ class RankPins:
 
         As :meth:`embedrock.Store.pin`, in the store of each rank under one name.
 
-        Errors: the same on all ranks: as there; ``MisuseError`` where ranks give different steps or
-        names. Where a rank had no room, others may have moved the name: pin again.
+        Errors: the same on all ranks: as there; ``MisuseError`` if ranks give different steps or
+        names. If a rank had no room, others may have moved the name: pin again.
 
         Blocking: until all ranks have it. Durability: when it returns.
         """

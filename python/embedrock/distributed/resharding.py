@@ -68,20 +68,20 @@ def reshard(
     memory: int | str = "256MiB",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Makes the stores of another number of ranks, in a new folder, of those that there are.
+    """Makes stores for another number of ranks from the existing ones, in a new folder.
 
     Nobody may train on the old ones meanwhile; they stay as they are. Rows keep every bit of their
-    values and of their optimizer's state, tables their counts of steps, the run its id. What the
-    commit has beside the tables is that of the first old store: dense parameters are the same on
-    all ranks. Generators and the position of a loader are each rank's own, and
+    values and of their optimizer's state, tables their counts of steps, the run its id. The
+    commit's state beside the tables comes from the first old store: dense parameters are the same
+    on all ranks. Generators and the position of a loader are each rank's own, and
     :func:`embedrock.resume` leaves them out after this.
 
     Args:
         old: Folders of a run's ranks, as :func:`open` had them, or their single stores, all of
             which are needed: of every machine.
-        new: The new folder, on one disk. Of a call that was cut off it has what is done; the same
-            call goes on there. Where all is done already, nothing is done again.
-        ranks: How many ranks there will be, 1 to 1,024.
+        new: The new folder, on one disk. After an interrupted call it has the finished part, and
+            the same call goes on there. If everything is finished, the call does nothing.
+        ranks: New number of ranks, 1 to 1,024.
         step: The commit of this step; None takes the newest that all have.
         memory: The budget of each of the two stores that are open at a time: an index must fit.
         progress: Told how many rows of the old stores were looked at, of how many. Each new store
@@ -149,13 +149,13 @@ def reshard(
 
 
 class _Counted:
-    """How far all passes are, told as one count."""
+    """Progress of all passes, reported as one count."""
 
     def __init__(self, progress: Progress | None, rows: int) -> None:
         self._progress, self._rows, self._before = progress, rows, 0
 
     def within(self) -> Callable[[int, int], object] | None:
-        """What one pass tells its rows."""
+        """The progress callback of one pass."""
         progress = self._progress
         if progress is None:
             return None
@@ -258,7 +258,7 @@ def _begin(target: Path, plan: dict[str, Any], runs: Sequence[Run]) -> bool:
 
 
 def _plan_in(target: Path) -> dict[str, Any] | None:
-    """What a call was to make that has left a folder; None where that makes no sense."""
+    """Plan of the unfinished call that left a folder; None if it cannot be read."""
     try:
         told = json.loads((target / UNFINISHED).read_bytes())
         return {name: told[name] for name in ("run", "step", "world", "from")}
@@ -285,8 +285,8 @@ def _goes_on(target: Path) -> str:
 def _done(
     place: Path, bound: Binding, step: int, memory: str, is_new: bool
 ) -> dict[str, int] | None:
-    """What a store has that was made before the call was cut off, or by an earlier one; None where
-    it is not whole."""
+    """Content of a store that an earlier call, or this one before an interruption, has made; None
+    if the store is incomplete."""
     if not (place / "superblock").is_file() or (place / "unfinished-copy").exists():
         return None
     with open_store(place, memory, read_only=True, create=False) as store:

@@ -1,8 +1,8 @@
-"""Which rank has which keys: how the keys of a call are laid out for the way, and back.
+"""Owners of keys: arranging the keys of a call for sending, and restoring their order.
 
-Owns arithmetic alone and talks to nobody. A call's keys are one array, table after table, those of
-equal ``embedding_dim`` together. On the way they lie by rank, within a rank by table, within a
-table in the order of the call; rows and gradients go the same way.
+Does arithmetic only, and no communication. A call's keys are one array, table after table, those of
+equal ``embedding_dim`` together. For sending they are ordered by rank, within a rank by table,
+within a table in the order of the call; rows and gradients go the same way.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def destinations(keys: Keys, owners: Ranks, *, dense: bool) -> Ranks:
 
 
 def ids_of(buckets: Counts, size: int) -> int:
-    """How many of the ids ``0..size`` of a dense table lie in these buckets."""
+    """Number of ids among ``0..size`` of a dense table that lie in these buckets."""
     return int(((size - buckets + BUCKETS - 1) // BUCKETS).clip(0).sum())
 
 

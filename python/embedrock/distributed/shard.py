@@ -1,7 +1,7 @@
 """``Shard``: one model's tables, divided among the ranks of ``torch.distributed``.
 
-Owns the verbs: what goes to which rank, and what every rank does with what comes. What always
-holds:
+Owns the verbs: sending requests to the ranks that own the keys, and serving received ones.
+Invariants:
 
 * A verb of the ranks calls the store of each rank once, for all tables and all ranks together.
 * Every rank takes part in every verb, one without keys too; so a store makes as many updates of a
@@ -64,11 +64,12 @@ _ELSEWHERE = {
     "update": "update table by table: shard[name].update(keys, gradients, lr=...)",
     "record": "shard.store.record() is of this rank alone",
 }
-"""What a store of one process has, and why it is not there of one that ranks share."""
+"""Features of a store of one process that ranks do not share, with the reason or the
+replacement."""
 
 
 class Binding(Protocol):
-    """Which rank has which bucket."""
+    """Assignment of buckets to ranks."""
 
     @property
     def owners(self) -> npt.NDArray[Any]:
@@ -89,10 +90,11 @@ class Shard(RankCommits):
     ``DistributedDataParallel``'s.
 
     **Collective.** All ranks make, read and step modules in one order, a rank without ids or
-    gradients too; :meth:`batches` ends all loops together. What one rank refuses raises
-    :class:`~embedrock.errors.RankError` on all, and calls that differ an error, too. What a module
-    refuses before it reads (offsets of bags, types of ids) is raised on its rank alone, as is what
-    a program's own code raises: a rank ends then, and does not go on a batch behind the others.
+    gradients too; :meth:`batches` ends all loops together. An error on one rank raises
+    :class:`~embedrock.errors.RankError` on all, and calls that differ raise an error, too. Errors
+    of a module before it reads (offsets of bags, types of ids) are raised on its rank alone, as are
+    those of a program's own code: that rank should end, instead of going on a batch behind the
+    others.
 
     Args:
         store: The store of this rank, open to write. All are made with one ``seed``.
@@ -100,13 +102,13 @@ class Shard(RankCommits):
             tensors, whatever the backend of this one.
         reduction: ``"mean"`` divides gradients of rows by the number of ranks, as
             ``DistributedDataParallel`` does for dense parameters; ``"sum"`` does not.
-        wire_dtype: ``"bfloat16"`` halves the bytes of rows and gradients between ranks, and keeps
-            8 bits of each value: a relative error of 2**-9 at most. What is stored is not rounded.
+        wire_dtype: ``"bfloat16"`` halves the bytes of rows and gradients between ranks, and keeps 8
+            bits of each value: a relative error of 2**-9 at most. Stored values are not rounded.
         presum: Whether a rank sums its gradients of equal ids before it sends them. Sums of floats
             depend on their order: without, rows of a table that a step reads for one feature
             alone, once, have the same bits for any number of ranks over the same global batch, for
             more bytes. Those of several features come rank by rank, and round as that goes.
-        binding: Which rank has which bucket; None: runs in the order of ranks.
+        binding: Assignment of buckets to ranks; None: runs in the order of ranks.
         timeout: Seconds that a rank waits for the others in a call; None: as long as the backend
             does by itself, 30 minutes.
 
@@ -307,8 +309,8 @@ class Shard(RankCommits):
         As :meth:`embedrock.Store.go_back`, but later commits are dropped at once on all ranks.
         Within a loop over :meth:`batches` their ids stay known; rows that were read ahead do not.
 
-        Errors: the same on all ranks: as there; ``MisuseError`` where ranks give different steps.
-        Where the store of one rank has failed no rank commits before all have gone back.
+        Errors: the same on all ranks: as there; ``MisuseError`` if ranks give different steps. If
+        the store of one rank has failed, no rank commits before all have gone back.
         """
         made = super().go_back(step)
         self.window._forget_rows()
@@ -338,8 +340,8 @@ class Shard(RankCommits):
         return ShardBatches(self, loader, model, keys_of, ahead)
 
     def loss_weight(self, count: int) -> float:
-        """What to multiply a mean loss over ``count`` samples with, where ranks have batches of
-        different sizes: ``count * world / samples of all ranks``. Collective.
+        """Factor for a mean loss over ``count`` samples if ranks have batches of different sizes:
+        ``count * world / samples of all ranks``. Collective.
 
         A mean over ranks of means over their batches gives samples of a small batch more weight.
         With it, rows and dense parameters get the gradient of the mean over all samples.
@@ -377,7 +379,7 @@ class Shard(RankCommits):
 
     @contextmanager
     def _refusing(self, verb: str, *tables: ShardTable) -> Iterator[None]:
-        """What goes wrong before a call begins is told to the ranks that wait within it."""
+        """Reports an error raised before a call begins to the ranks that wait within that call."""
         try:
             yield
         except Exception as error:

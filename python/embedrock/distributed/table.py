@@ -50,7 +50,7 @@ class ShardTable:
 
     Keys are those of the whole model, dense ids ``0..num_embeddings`` on every rank. **Collective**
     are :meth:`get`, :meth:`put`, :meth:`update`, :meth:`contains`, ``len`` and ``in``: all ranks
-    call them in one order, each with keys of its own, or none. What one of them refuses raises
+    call them in one order, each with keys of its own, or none. An error on one of them raises
     :class:`~embedrock.errors.RankError` on all. :meth:`items` gives the rows of this rank alone.
     """
 
@@ -124,7 +124,7 @@ class ShardTable:
         return True
 
     def __len__(self) -> int:
-        """How many keys are written on all ranks together. Collective."""
+        """Number of written keys on all ranks together. Collective."""
         return self._shard._total(self, len(self.local))
 
     def __contains__(self, key: object) -> bool:
@@ -205,7 +205,7 @@ class ShardTable:
         return self._shard._update([part], non_finite, within, lambda _place: None)
 
     def contains(self, keys: ArrayLike) -> npt.NDArray[np.bool_]:
-        """Which keys are written on the rank that has them. Collective.
+        """Whether each key is written, on the rank that owns it. Collective.
 
         Shapes: ``keys (*,) -> (*,) bool``.
         """

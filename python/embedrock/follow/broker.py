@@ -35,10 +35,10 @@ _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _SERVER = re.compile(r"([a-zA-Z0-9._-]+|\[[0-9a-fA-F:.%]+\])(:\d{1,5})?")
 _PORT_MAX = 65535
 _REFUSED_SECONDS = 10.0
-"""How long a first connection is tried that every broker refuses: one may be starting again."""
+"""Duration of retries of a first connection that every broker refuses: one may be restarting."""
 _POLL_SECONDS = 0.05
 _LOG_LEVEL = 0
-"""What the client prints itself: hardly anything. Its errors are told by ours."""
+"""Log level of the client, which hardly prints anything: its errors are part of ours."""
 
 
 class Address(NamedTuple):
@@ -167,8 +167,8 @@ def topic_of(kafka: Any, answer: Any, address: Address, trouble: str = "") -> To
 def first_topic(
     kafka: Any, admin: Any, address: Address, timeout: float, heard: Callable[[], tuple[str, bool]]
 ) -> Topic:
-    """What the brokers answer a client that has just begun. ``heard()`` gives what is wrong with
-    the connections, and whether no broker can be reached.
+    """Answer of the brokers to a new client. ``heard()`` returns the trouble with the connections,
+    and whether no broker can be reached.
 
     Errors: as :func:`topic_of`; ``IoError`` after 10 seconds where every broker refuses a
     connection, and after ``timeout`` where one does not answer.

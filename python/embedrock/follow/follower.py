@@ -41,7 +41,8 @@ _OPTIONS = {
     "update": frozenset({*_HYPER, *_OWN_HYPER}),
     "delete": frozenset(),
 }
-"""What records may ask of a verb: how a row that is not finite is taken, for one, they may not."""
+"""Options that records may set for a verb. Handling of rows that are not finite, for one, is not
+among them."""
 _BAD = (KeyRangeError, MismatchError, MisuseError, NonFiniteError, NotFoundError)
 """The errors of verbs for a record that does not fit the store, raised before any row changes."""
 
@@ -327,7 +328,7 @@ class Follower:
             if self._on_bad is not None:
                 self._on_bad(record.place, told)
             else:
-                # What is wrong with it may name a key.
+                # The error's text may contain a key.
                 text = "%s: left out %s: %s"
                 kind = type(error).__name__
                 self._left_out.log(

@@ -48,17 +48,18 @@ _USUAL = {
 class Kafka:
     """Records of a topic of Kafka, for a :class:`Follower`; a :class:`Source`.
 
-    ``url`` is ``kafka://host:port/topic``, with further brokers behind commas. Where each partition
-    is read next is part of the store's commit, so no consumer group is joined and none has offsets.
-    A partition that is added later is read from its beginning. Records of one partition come in
-    their order, those of several in any. A topic that is deleted and made again is another one.
+    ``url`` is ``kafka://host:port/topic``, with further brokers after commas. The next offset of
+    each partition is part of the store's commit, so no consumer group is joined and none has
+    offsets. A partition that is added later is read from its beginning. Records of one partition
+    come in their order, those of several in any. A topic that is deleted and made again is another
+    one.
 
     With ``isolation="read_committed"`` records of transactions come once these have committed, and
     never where they were aborted. ``config`` has settings of the client by their names in
     librdkafka, such as ``security.protocol`` and ``sasl.password``. A first connection that every
     broker refuses is an error after 10 seconds, one that does not answer after ``timeout``. Later,
     brokers that cannot be reached are tried again without end, and ``on_trouble(text)`` is called.
-    What has to be answered, when its place is sought for example, fails after ``timeout`` seconds.
+    Requests that need an answer, such as seeking a position, fail after ``timeout`` seconds.
 
     Records that the broker has deleted before they were followed are an error that says how many;
     with ``skip_lost`` it goes on behind them, and tells ``on_trouble``.
@@ -261,7 +262,7 @@ class Kafka:
     def lag_records(self) -> int:
         """Records from the position to the end of the topic, as far as the brokers have told.
 
-        What is none, such as the ends of transactions, is counted, and what was compacted.
+        Offsets without a record, such as ends of transactions and compacted ones, are counted, too.
         """
         self._check()
         for part in self._offsets:
@@ -321,7 +322,7 @@ class Kafka:
             self._troubles.log(_log, logging.WARNING, again, self._address.servers, said)
 
     def _fetched(self) -> list[Any]:
-        """What has come; waits a little for the first of it while something is to come."""
+        """Received messages; waits a little for the first one while more are expected."""
         wait = 0.0 if self._ended.issuperset(self._offsets) else _WAIT_SECONDS
         try:
             first = self._consumer.poll(wait)
@@ -338,10 +339,11 @@ class Kafka:
         return found
 
     def _is_same(self, came: bool) -> bool:
-        """Whether what came is known to be of the same topic. Goes to partitions that were added.
+        """Whether the received messages are known to be of the same topic. Also begins to read
+        added partitions.
 
-        A topic that is made again is silent for a while: it is asked for behind each silence, and
-        every second. Where nothing came, no answer is waited for.
+        A topic that is deleted and made again is silent for a while, so the brokers are asked after
+        each silence, and every second. If no message came, it does not wait for the answer.
         """
         now = time.monotonic()
         stale = now - self._checked_at >= _CHECK_SECONDS
@@ -488,7 +490,8 @@ class Kafka:
         return self._kafka.TopicPartition(self.topic, part, place.offset, **epoch)
 
     def _mend(self, message: Any) -> None:
-        """What came in place of a record is an error, unless it says that records were deleted."""
+        """Handles an event in place of a record: an error, unless it says that records were
+        deleted."""
         part, error, codes = message.partition(), message.error(), self._kafka.KafkaError
         place = self._offsets.get(part)
         if error.code() == codes.UNKNOWN_TOPIC_OR_PART:
@@ -526,7 +529,7 @@ class Kafka:
 
 
 def _offsets_of(position: Mapping[str, Any]) -> dict[int, Next] | None:
-    """Where each partition is read next; None for what is no position of a topic."""
+    """Next offset of each partition; None if this is no position of a topic."""
     told = position.get("offsets")
     if not all(isinstance(position.get(name), str) for name in ("topic", "topic_id")):
         return None

@@ -102,7 +102,7 @@ class KafkaWriter(RecordWriter):
 
     @property
     def records(self) -> int:
-        """How many records were handed to this writer."""
+        """Number of records handed to this writer."""
         return self._records
 
     def sync(self) -> None:

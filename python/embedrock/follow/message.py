@@ -95,7 +95,8 @@ class Batches:
         self._rows.append(_Row(number, value, spot))
 
     def pass_over(self, spot: Spot) -> None:
-        """What is no record, such as the end of a transaction, lies up to this offset."""
+        """Advances to this offset, past entries that are no records, such as ends of
+        transactions."""
         self._end_run()
         before = self.offsets[spot.partition]
         self.offsets[spot.partition] = Next(max(before.offset, spot.offset), before.epoch)

@@ -97,7 +97,7 @@ class Origin(NamedTuple):
 
 
 def origin_of(copy: Store) -> Origin:
-    """What tells of which commits the last one of a copy is one.
+    """The commits, in this store and others, that the last commit of a copy is equal to.
 
     Errors: ``MismatchError`` for a byte string ``"source"`` that no follower has written.
     """
@@ -120,7 +120,7 @@ def origin_of(copy: Store) -> Origin:
 
 
 def told_of(source: Store, commit: Facts, copy: Store) -> bytes:
-    """What the next commit of a copy says: of which commit of the source it is one."""
+    """Content of a copy's next commit that names the commit of the source which it equals."""
     last = last_facts(copy)
     by = {"id": copy.id, "sequence": 1 if last is None else last.sequence + 1}
     told = {"version": _VERSION, "id": source.id, **commit._asdict(), "by": by}

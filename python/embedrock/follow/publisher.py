@@ -51,17 +51,18 @@ class Published:
 
 
 class KafkaPublisher:
-    """Writes what commits change to a topic: each row under its table and key, each delete as null.
+    """Writes the changes of commits to a topic: each row under its table and key, each delete as
+    null.
 
     The topic is best made with ``cleanup.policy=compact``: then it keeps the newest of each row,
     and who reads it from its beginning has all of the tables, however long ago they were written. A
     :class:`Follower` with a :class:`Kafka` builds a copy of them, any other consumer reads float32
     values. Optimizer state is not written.
 
-    Where the topic's own headers say up to which commit it has all changes, :meth:`publish` goes on
-    from there, whoever published before; at the beginning all rows are written. What was cut off is
-    written again: rows are absolute, so that changes nothing. A topic has the changes of one store,
-    of the ``tables`` that are named, each time the same, or of all.
+    If the topic's headers name the last commit whose changes it has, :meth:`publish` goes on from
+    there, whoever published before; at the beginning all rows are written. Interrupted writes are
+    repeated, which is harmless because rows are absolute. A topic has the changes of one store, of
+    the ``tables`` that are named, each time the same, or of all.
 
     ``url``, ``config`` and ``timeout`` are those of :class:`Kafka`. Needs confluent-kafka.
 

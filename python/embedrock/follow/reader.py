@@ -39,7 +39,7 @@ class _Place(NamedTuple):
     chain: int
     """Checksum of the header before: of the last record, or of the segment."""
     records: int
-    """How many lie before it in the log."""
+    """Number of records before it in the log."""
     last: int | None
     """Offset of that header; None where a position does not say it."""
 

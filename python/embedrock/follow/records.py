@@ -49,7 +49,8 @@ class RecordWriter:
     ) -> None:
         """Appends one optimizer step, as :meth:`embedrock.Table.update` makes it.
 
-        The optimizer is that of the table that follows. What is None is left to ``Table.update``.
+        The optimizer is that of the table that follows. Arguments that are None are left to
+        ``Table.update``.
 
         Shapes: ``keys (*,), gradients (*, embedding_dim) float32``.
 

@@ -63,7 +63,7 @@ class Header(NamedTuple):
     number: int
     """Of the segment, from 1."""
     records: int
-    """How many the segments before it have."""
+    """Number of records in the segments before it."""
     previous: int
     """Checksum of the last record header before it; 0 in segment 1."""
 
@@ -187,8 +187,7 @@ def parsed(data: memoryview, chain: int) -> Raw | int:
 
 
 def decoded(raw: Raw, place: str, position: Position) -> Record:
-    """What a record says. One that cannot be read has a ``fault``, and the others of the log go on
-    behind it."""
+    """Decodes a record. One that cannot be read has a ``fault``, and the log goes on after it."""
     kind, table, fault = KINDS.get(raw.code), "", ""
     options: Any = {}
     words = raw.name_bytes + raw.options_bytes

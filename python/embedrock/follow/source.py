@@ -39,7 +39,7 @@ class Record:
     fault: str = ""
     """Why a record that arrived whole cannot be read."""
     count: int = 1
-    """How many records of the log it is made of."""
+    """Number of records of the log that it consists of."""
     parts: Callable[[], Sequence[Record]] | None = field(default=None, repr=False)
     """These records one by one, where there are several: the one that does not fit is looked for
     among them."""
@@ -49,7 +49,7 @@ class Record:
 class Source(Protocol):
     """A log that can be followed. :class:`LogReader` is one; write your own for another.
 
-    Whoever follows keeps the position; a source keeps nothing. Records come in one order, the same
+    The follower keeps the position; a source keeps nothing. Records come in one order, the same
     whenever a position is sought again.
     """
 

@@ -147,10 +147,10 @@ class StoreFollower:
     twice. Tables that come to the source are made, and those that are dropped, renamed or grown
     there are so in the copy.
 
-    While it runs it keeps a reader of the source open at the commit that the copy is at: the
-    journal from there on stays. Between two runs nothing does. Where the source has gone on too
-    far meanwhile there is no way back (``NotFoundError``): pin the commits from which copies are to
-    go on, or copy anew.
+    While it runs it keeps a reader of the source open at the commit that the copy is at: this keeps
+    the journal from there on. Between two runs nothing keeps it. If the source has gone too far
+    meanwhile, following fails (``NotFoundError``): pin the commits from which copies are to go on,
+    or copy anew.
 
     ``memory`` is that of the readers of the source, two at times: their index must fit.
 

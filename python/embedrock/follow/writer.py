@@ -95,7 +95,7 @@ class LogWriter(RecordWriter):
 
     @property
     def records(self) -> int:
-        """How many records the log has had since it was made."""
+        """Number of records in the log since it was made."""
         return self._records
 
     @property

@@ -1,9 +1,9 @@
-"""How well head, relation and tail fit: TransE, DistMult, ComplEx and RotatE in plain PyTorch.
+"""Scores of triples: TransE, DistMult, ComplEx and RotatE in plain PyTorch.
 
 Each makes one *query* of a relation and the end that is known; the other end is scored against it.
 So candidates that many triples share, negatives or all entities, are scored with one product or one
-matrix of distances. What always holds: a score depends on its query and its candidate alone, and a
-greater score means a better fit.
+matrix of distances. Invariants: a score depends on its query and its candidate alone, and a greater
+score means a better fit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which answers of a query are true, and so do not count in filtered ranks.
+"""The true answers of queries, which do not count in filtered ranks.
 
 Queries with the same relation and the same known end have the same true answers: they are a *group*
 here, and lie side by side. Memory: 12 bytes for each true answer of a group.
@@ -18,8 +18,8 @@ Ids: TypeAlias = npt.NDArray[np.int64]
 
 
 def ranges(values: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> tuple[Ids, Ids]:
-    """Where each wanted value stands in sorted values, however often: pairs (place in wanted, place
-    in values)."""
+    """All occurrences of each wanted value in sorted values: pairs (index in wanted, index in
+    values)."""
     first, last = np.searchsorted(values, wanted, "left"), np.searchsorted(values, wanted, "right")
     return _spans(first, last)
 
@@ -78,7 +78,7 @@ class Known:
         return cls(groups.reshape(-1), np.concatenate(of_pairs), np.concatenate(entities))
 
     def others(self, answers: Ids) -> Ids:
-        """How many true answers each query has beside its own, ``(Q,)``."""
+        """Number of true answers of each query beside its own, ``(Q,)``."""
         counts = np.bincount(self._of, minlength=len(self._starts) - 1)
         size = np.int64(max(len(counts), 1))
         ids = np.unique(self._entities)

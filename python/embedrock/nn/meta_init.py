@@ -114,8 +114,12 @@ class _Active(threading.local):
 
 
 _active = _Active()
-_installing = threading.Lock()
-_installed: list[type] = []
+_asking = threading.RLock()  # its last user may be freed by a garbage collection in between
+"""Guards the two names that follow."""
+_users = 0
+"""Number of open blocks, in all threads, and of deferred weights that are alive."""
+_originals: list[tuple[Any, str, Any, Any]] = []
+"""While there are users: an owner, the name of its attribute, torch's own, and ours."""
 
 
 @contextlib.contextmanager
@@ -145,9 +149,9 @@ def deferred(min_rows: int = 0) -> Iterator[None]:
     True
     """
     least = whole("min_rows", min_rows, 0)
-    _install()
     before = _active.mode, _active.min_rows
     mode = _Fills()
+    _begin_to_ask()
     _active.mode, _active.min_rows = mode, least
     try:
         with mode:
@@ -155,6 +159,7 @@ def deferred(min_rows: int = 0) -> Iterator[None]:
     finally:
         _active.mode, _active.min_rows = before
         mode.end()
+        _end_asking()
 
 
 def weight_of(weight: Any) -> DeferredWeight | None:
@@ -213,6 +218,8 @@ class _Fills(TorchDispatchMode):  # type: ignore[misc]
         rows, dim = weight.shape
         known = DeferredWeight(weight.untyped_storage(), rows, dim, device, weight.dtype)
         setattr(weight, _MARK, known)
+        _begin_to_ask()
+        weakref.finalize(known, _end_asking).atexit = False
         self._known[_place_of(weight)] = known
         self._parameters.append(weakref.ref(weight))
 
@@ -333,19 +340,40 @@ def _scaled(initializer: dict[str, Any], factor: float, shift: float) -> dict[st
         return None
 
 
-def _install() -> None:
-    """Lets torch's modules ask here, once; without a block they are as they were."""
-    with _installing:
-        if _installed:
+def _begin_to_ask() -> None:
+    """Lets torch's constructors and initializers ask here until as many calls have ended it.
+
+    A deferred weight needs that, too: some functions of ``torch.nn.init`` do nothing with a weight
+    without values, and say nothing, so that one behind the block would be lost.
+    """
+    global _users
+    with _asking:
+        _users += 1
+        if _users > 1:
             return
         for kind in (nn.Embedding, nn.EmbeddingBag):
-            for name, asking in (("__init__", _deferring), ("_apply", _sparing)):
-                setattr(kind, name, asking(getattr(kind, name)))
-            _installed.append(kind)
+            _replace(kind, "__init__", _deferring)
         for name in ("_no_grad_trunc_normal_", "orthogonal_", "sparse_"):
-            there = getattr(nn.init, name, None)
-            if there is not None:
-                setattr(nn.init, name, _telling(there))
+            _replace(nn.init, name, _telling)
+
+
+def _end_asking() -> None:
+    global _users
+    with _asking:
+        _users -= 1
+        while not _users and _originals:
+            owner, name, original, ours = _originals.pop()
+            # Another library may have wrapped ours, which then does nothing but call torch's.
+            if getattr(owner, name) is ours:
+                setattr(owner, name, original)
+
+
+def _replace(owner: Any, name: str, asking: Callable[[Any], Any]) -> None:
+    original = getattr(owner, name, None)  # not every version of torch has all of them
+    if original is not None:
+        ours = asking(original)
+        _originals.append((owner, name, original, ours))
+        setattr(owner, name, ours)
 
 
 def _deferring(original: Callable[..., None]) -> Callable[..., None]:
@@ -377,6 +405,7 @@ def _deferring(original: Callable[..., None]) -> Callable[..., None]:
         with mode.beginning(self, device):
             original(self, **asked)
         self.forward = types.MethodType(forward, self)
+        self._apply = types.MethodType(_apply, self)
 
     return constructor
 
@@ -403,23 +432,24 @@ def _device_of(asked: Any) -> torch.device | None:
     return None
 
 
-def _sparing(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    @functools.wraps(original)
-    def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        weight = self._parameters.get("weight")
-        known = weight_of(weight)
-        if known is None or not known.is_of(weight):
-            return original(self, fn, recurse)
-        moved = fn(torch.empty(0, dtype=known.dtype, device=known.device))
-        if not moved.is_meta:
-            known.device, known.dtype = moved.device, moved.dtype
-        del self._parameters["weight"]
-        try:
-            return original(self, fn, recurse)
-        finally:
-            self._parameters["weight"] = weight
+def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """That of a module whose weight was deferred: only what is known of the weight moves.
 
-    return apply
+    As for :func:`forward`, its name lets copies and pickles of the module find it again.
+    """
+    original = functools.partial(type(self)._apply, self)
+    weight = self._parameters.get("weight")
+    known = weight_of(weight)
+    if known is None or not known.is_of(weight):
+        return original(fn, recurse)
+    moved = fn(torch.empty(0, dtype=known.dtype, device=known.device))
+    if not moved.is_meta:
+        known.device, known.dtype = moved.device, moved.dtype
+    del self._parameters["weight"]
+    try:
+        return original(fn, recurse)
+    finally:
+        self._parameters["weight"] = weight
 
 
 def _telling(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import inspect
 import math
 import os
 import threading
@@ -252,6 +254,22 @@ def test_only_tables_of_that_size_are_deferred() -> None:
     after = torch.nn.Embedding(ROWS, DIM)
     found = [module.weight.is_meta for module in [*modules, after]]
     assert found == [True, True, False, False, False, False, False]
+
+
+def test_torch_is_as_it_was_when_no_deferred_weight_is_left() -> None:
+    gc.collect()
+    places = (torch.nn.Embedding, "__init__"), (torch.nn.init, "orthogonal_")
+    own = [inspect.unwrap(getattr(owner, name)) for owner, name in places]
+    assert [getattr(owner, name) for owner, name in places] == own
+    with nn.deferred():
+        model = torch.nn.Sequential(torch.nn.Embedding(100, 4))
+        with nn.deferred():
+            assert torch.nn.Embedding.__init__ is not own[0]
+    # A fill behind the block is noticed as long as there is a weight that it could fill.
+    assert torch.nn.init.orthogonal_ is not own[1]
+    del model
+    gc.collect()
+    assert [getattr(owner, name) for owner, name in places] == own
 
 
 def test_other_threads_are_left_alone() -> None:

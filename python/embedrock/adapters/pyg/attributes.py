@@ -1,7 +1,7 @@
-"""One attribute of nodes, and the rows of it that an index means.
+"""One attribute of nodes, and the rows that an index selects.
 
-An index is ids in any shape, a mask, a slice of places, one id, or None for all rows. What a read
-and a write of a part understand by it is decided here once, for tables and for arrays.
+An index is ids in any shape, a mask, a slice of places, one id, or None for all rows. Its meaning
+in reads and writes is defined here once, for tables and for arrays.
 """
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ def index_of(index: Any, rows: int, named: str) -> Tensor | None:
 
 
 def as_rows(rows: Any, found: Attribute, places: Ids, shape: tuple[int, ...], named: str) -> Tensor:
-    """What is written to some rows of an attribute, as its dtype and one row for each place.
+    """The values to write to some rows of an attribute, in its dtype and with one row for each
+    place.
 
     As where PyTorch assigns to ``x[index]``, what is smaller is repeated.
 

@@ -60,16 +60,16 @@ class FeatureStore(torch_geometric.data.FeatureStore):  # type: ignore[misc]
 
     Args:
         store: The open store.
-        directory: Where arrays and the list of attributes are; None: in memory.
-        prefix: What the names of tables begin with.
+        directory: Folder of arrays and of the list of attributes; None: in memory.
+        prefix: Prefix of the names of tables.
         tensor_attr_cls: As for PyTorch Geometric's class.
 
     Semantics: the first ``put_tensor`` of an attribute with an ``index`` names the ids of its rows.
     Each later one, and ``update_tensor``, changes the rows of its index alone, as an assignment to
-    ``x[index]`` does; with None it puts another attribute in the place of this one. ``get_tensor``
-    looks ids up, and keeps the shape of the index; None and ``[:]`` are all rows in the order in
-    which they were put, and slices count in it. What was removed is a ``KeyError``. A matrix may be
-    a mapped array; it is written in blocks.
+    ``x[index]`` does; with None it replaces the whole attribute. ``get_tensor`` looks ids up, and
+    keeps the shape of the index; None and ``[:]`` are all rows in the order in which they were put,
+    and slices count in it. Reading a removed row is a ``KeyError``. A matrix may be a mapped array;
+    it is written in blocks.
 
     Errors: ``KeyRangeError`` for ids that were not put; ``MisuseError`` for rows of another shape,
     and for a removal with an index; ``MismatchError`` for rows of a dtype that would lose their

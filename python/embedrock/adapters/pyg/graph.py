@@ -41,7 +41,7 @@ class GraphStore(torch_geometric.data.GraphStore):  # type: ignore[misc]
     memory first.
 
     Args:
-        directory: Where edges are; None: in memory.
+        directory: Folder of the edges; None: in memory.
         edge_attr_cls: As for PyTorch Geometric's class.
 
     Shapes: ``"coo"``: ``row (E,), col (E,)``; ``"csc"``: ``row (E,), colptr (N + 1,)``; ``"csr"``:
@@ -75,7 +75,7 @@ class GraphStore(torch_geometric.data.GraphStore):  # type: ignore[misc]
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes the edges of all types need."""
+        """Number of nodes that the edges of all types need."""
         return max((max(each.size) for each in self._stored.values()), default=0)
 
     def get_all_edge_attrs(self) -> list[Any]:
@@ -155,7 +155,7 @@ def _ids(array: Any, name: str) -> Tensor:
 
 
 def _checked(layout: str, first: Tensor, second: Tensor, size: Any) -> tuple[int, int]:
-    """How many nodes there are on both ends. Errors: ``KeyRangeError``, ``MisuseError``."""
+    """Number of nodes on both ends. Errors: ``KeyRangeError``, ``MisuseError``."""
     if layout == "coo" and len(first) != len(second):
         raise MisuseError(
             f"edges have {len(first)} sources and {len(second)} destinations, expected one each"

@@ -41,7 +41,8 @@ class _Samples:
 
 
 class _Announcing:
-    """What both loaders have: features of the main process, and look-ahead over ``out.node``."""
+    """The common part of both loaders: features of the main process, and look-ahead over
+    ``out.node``."""
 
     data: Any
     _ahead: LookaheadLoader[Any] | None = None
@@ -93,14 +94,14 @@ class NeighborLoader(_Announcing, torch_geometric.loader.NodeLoader):  # type: i
 
     Args:
         data: A ``Data``, or a pair of feature and graph store.
-        num_neighbors: How many to draw for a node, by hop; -1: all.
+        num_neighbors: Number of neighbours to draw for a node, by hop; -1: all.
         input_nodes: The seeds, as ids or as a mask; None: all nodes of a ``Data``.
         embeddings: Modules of ``embedrock.nn``, or tables, in which the model looks up
             ``batch.n_id``: their rows are read ahead.
         replace: Whether a neighbour can be drawn more than once.
         sampler: A sampler of ``torch.utils.data``, such as PyTorch Geometric's
-            ``ImbalancedSampler``, says which seeds come and in which order. A ``BaseSampler`` is
-            taken for ``neighbor_sampler``.
+            ``ImbalancedSampler``, says which seeds come and in which order. A ``BaseSampler``
+            counts as ``neighbor_sampler``.
         neighbor_sampler: Another sampler of neighbours, instead of ``num_neighbors`` and
             ``replace``.
         depth, announce: As for :class:`embedrock.LookaheadLoader`.

@@ -33,11 +33,11 @@ class NeighborSampler(BaseSampler):  # type: ignore[misc]
 
     Args:
         data: A ``Data`` with an ``edge_index``, a pair of feature and graph store, or the pair
-            ``(row, colptr)``: the sources of all edges by destination, and where those of each node
-            begin. Mapped arrays stay on the disk.
-        num_neighbors: How many to draw for a node, by hop; -1: all.
+            ``(row, colptr)``: the sources of all edges by destination, and the offset of each
+            node's first one. Mapped arrays stay on the disk.
+        num_neighbors: Number of neighbours to draw for a node, by hop; -1: all.
         replace: Whether a neighbour can be drawn more than once.
-        num_nodes: How many nodes there are; None: as ``data`` says, or as its edges need.
+        num_nodes: Number of nodes; None: as ``data`` says, or as its edges need.
 
     Semantics: without ``replace``, every set of neighbours of a node is as likely as any other. A
     node's neighbours are drawn when it first comes. Sampled nodes come seeds first, then in order

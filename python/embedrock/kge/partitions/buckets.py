@@ -117,7 +117,7 @@ class Buckets:
 
     @property
     def table(self) -> npt.NDArray[np.int64]:
-        """How many edges each bucket has, ``(side, side)``, the head's partition first."""
+        """Number of edges in each bucket, ``(side, side)``, the head's partition first."""
         return self.counts.reshape(self.side, self.side)
 
     def read(self, bucket: int, first: int, last: int) -> npt.NDArray[Any]:
@@ -228,7 +228,7 @@ def _write(
     )
     begin = _HEAD.itemsize + 12 * side**2 + 8 * len(cut.hubs) + 4
     size = begin + len(edges) * columns * item.itemsize
-    # What is mapped must have its place: a full disk would end the process.
+    # Mapped pages need disk space beforehand: writing to one on a full disk kills the process.
     os.posix_fallocate(file, 0, size)
     data = np.memmap(name, item, "r+", begin, (len(edges), columns))
     firsts = np.concatenate([[0], np.cumsum(counts)])

@@ -51,7 +51,7 @@ class Cut:
 
     @property
     def partitions(self) -> int:
-        """How many there are."""
+        """Number of partitions."""
         return len(self.firsts) - 1
 
     @property

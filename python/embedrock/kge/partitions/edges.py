@@ -57,9 +57,9 @@ class PartitionedEdges(IterableDataset[EdgeBatch]):  # type: ignore[misc]
     memory of the store. Say how many partitions there are, and batches are the same at any budget;
     a smaller one reads more.
 
-    What order costs: edges of a state have something in common, so models may end a little worse
-    than with all edges shuffled. ``"comet"`` draws which partitions go together anew every epoch
-    and costs less of it than ``"beta"``; ``"random"`` is the control, without partitions.
+    The cost of this order: edges of a state have something in common, so models may end a little
+    worse than with all edges shuffled. ``"comet"`` draws the combinations of partitions anew every
+    epoch and costs less than ``"beta"``; ``"random"`` is the control, without partitions.
 
     Edges are sorted once, into a file beside the store (``<store>.<digest>.edges``, 12 to 24 bytes
     an edge), which is made anew when edges, partitions, ``resident`` or seed are others. Sorting
@@ -73,15 +73,15 @@ class PartitionedEdges(IterableDataset[EdgeBatch]):  # type: ignore[misc]
     Args:
         edges: ``(N, 2)`` heads and tails, or ``(N, 3)`` heads, relations and tails: whole numbers,
             an array or a memory map.
-        table: A dense table or its module, or ``{"head": ..., "tail": ...}`` where heads and tails
+        table: A dense table or its module, or ``{"head": ..., "tail": ...}`` if heads and tails
             have a table each.
-        partitions: How many; ``"auto"``: as the memory of the store wants it.
-        buffer: Partitions in memory at a time; None: with ``"auto"`` as memory wants it, otherwise
-            a quarter of them.
+        partitions: Number of partitions; ``"auto"``: chosen by the memory of the store.
+        buffer: Partitions in memory at a time; None: with ``"auto"`` chosen by memory, otherwise a
+            quarter of them.
         order: ``"comet"``, ``"beta"`` or ``"random"``.
         resident: The share of rows that stay for the whole run, those of the most edges; their
             edges need only the partition of the other end.
-        negatives: How many rows each batch is scored against; None: none.
+        negatives: Number of rows that each batch is scored against; None: none.
         batch_size: Edges of a batch; the last one of a state may have fewer.
         seed: Of orders and negatives.
         epochs: Epochs of one iteration, from the first on; None: an iteration is one epoch.
@@ -145,7 +145,7 @@ class PartitionedEdges(IterableDataset[EdgeBatch]):  # type: ignore[misc]
         self._order = Order(self.order, self.buffer, logical, self.batch_size, self.seed)
         facts = f"1 {rows} {joint} {self.partitions} {self.resident!r} {self.seed}"
         self.digest = digest_of(self.edges, facts)
-        """What the edges, and how they are cut, are told from others by."""
+        """Identifies the edges and their partitioning."""
         self.path = _file_of(self._tables[0], self.digest)
         """The bucket file."""
         self._buckets = self._opened(cut)

@@ -41,9 +41,9 @@ class Chunk:
 
     state: int
     part: int
-    """Which part of every bucket of the state it has,"""
+    """Index of the part that it has of every bucket of the state,"""
     parts: int
-    """of so many."""
+    """out of this number of parts."""
     edges: int
 
 
@@ -82,7 +82,7 @@ class Epoch:
         return chunk, batch - int(self._bounds[chunk])
 
     def batches_of(self, chunk: int) -> int:
-        """How many batches a chunk has."""
+        """Number of batches in a chunk."""
         return int(self._bounds[chunk + 1] - self._bounds[chunk])
 
     def read(self, chunk: Chunk, file: Buckets) -> npt.NDArray[Any]:

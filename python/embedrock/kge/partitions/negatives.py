@@ -17,7 +17,7 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SharedNegatives:
-    """How many rows every edge of a batch is scored against, and how they are drawn.
+    """Number of rows that every edge of a batch is scored against, and their distribution.
 
     They are drawn from the partitions in the buffer and the rows that always stay, so they cost no
     reads.

@@ -1,7 +1,7 @@
-"""Which partitions are in memory, state after state, and which buckets each state trains.
+"""Order of training: the partitions in memory in each state, and the buckets that it trains.
 
-Pure functions: the same arguments give the same order. What always holds: every bucket with edges
-is trained in exactly one state, and both of its partitions are in the buffer then.
+Pure functions: the same arguments give the same order. Invariant: every bucket with edges is
+trained in exactly one state, and both of its partitions are in the buffer then.
 
 *Source*: BETA: Mohoney et al., "Marius", OSDI 2021, section 4.1; COMET: Waleffe et al.,
 "MariusGNN", EuroSys 2023, section 5.
@@ -57,7 +57,8 @@ def beta(needed: Bools, buffer: int, order: Sequence[int]) -> States:
         states.append(tuple(sorted(state)))
 
     def chosen(beside: list[int], places: int) -> list[int]:
-        """Who comes: those with most edges among themselves and with those beside."""
+        """Partitions to load next: those with most edges among themselves and with those that
+        stay."""
         found: list[int] = []
         while len(found) < places:
             pairs = left[:, [*beside, *found]].sum(1) * len(left) + left.sum(1)
@@ -68,7 +69,7 @@ def beta(needed: Bools, buffer: int, order: Sequence[int]) -> States:
         return found
 
     while left.any():
-        # Who is there and still has edges with others stays.
+        # Held partitions that still have edges with others stay.
         kept = [partition for partition in held if left[partition].any()]
         over = [partition for partition in held if partition not in kept]
         if not held:

@@ -19,10 +19,11 @@ _HUBS = (-1, -2)
 
 
 class Residency:
-    """Which partitions the buffer has. Used by the process that has the store, and no other.
+    """Partitions in the buffer. Used only by the process that has the store open.
 
     Partitions of a state are announced when it begins, those of the next one as soon as there is
-    room, so that they are read while the state is trained. What finds no room is read row by row.
+    room, so that they are read while the state is trained. Rows of partitions that find no room are
+    read one by one.
     """
 
     def __init__(self, tables: Sequence[Table], cut: Cut) -> None:
@@ -66,7 +67,7 @@ class Residency:
         for number in [*self._numbers.values()]:
             self._store.window.begin(number)
         for partition in behind:
-            # Where there is no room for it, it is announced when its state begins.
+            # If there is no room for it, it is announced when its state begins.
             self._announce(partition)
 
     def leave(self) -> None:

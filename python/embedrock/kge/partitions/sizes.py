@@ -1,4 +1,4 @@
-"""How many partitions there are, and how many of them are in memory."""
+"""Number of partitions, and number of those in memory."""
 
 from __future__ import annotations
 
