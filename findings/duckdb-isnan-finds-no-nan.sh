@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# What: DuckDB's WHERE isnan(x) over a Parquet file that pyarrow or polars has written finds no row,
-#   though NaN are there: the plan is "Empty Result". Counted without a filter, by
-#   count(*) FILTER (isnan(x)), they are there, and max(x) is a number for pyarrow's file and nan
-#   for that of polars. The statistics of both files leave NaN out, as the format's specification
-#   asks of writers, and DuckDB takes them for all values, unless read_parquet is told
-#   can_have_nan=true. A file that DuckDB has written has no statistics for such columns, and is
-#   read right.
+# What: DuckDB's WHERE isnan(x) over a Parquet file written by pyarrow or polars finds no row,
+#   although NaN are there: the plan is "Empty Result". Counting without a filter, by count(*)
+#   FILTER (isnan(x)), finds them. max(x) is a number for pyarrow's file and nan for that of
+#   polars. The statistics of both files leave NaN out, as the format's specification asks of
+#   writers. DuckDB takes them for all values, unless read_parquet is told can_have_nan=true. A
+#   file that DuckDB has written has no statistics for such columns, and is read correctly.
 # Version: duckdb 2.0.1 with pyarrow 25.0.1 and polars 2.1.0.
-# Why it matters: one NaN in a column of embeddings, labels or gradients ruins a model, and this
-#   query is how one looks for it before training: it answers that there is none. So count with
+# Why it matters: one NaN in a column of embeddings, labels or gradients ruins a model. This query
+#   is the way to look for it before training, and it reports that there is none. So count with
 #   FILTER, or pass can_have_nan=true.
 # Source: "When looking for NaN values, min and max should be ignored" (parquet.thrift of
-#   apache/parquet-format). duckdb/duckdb#16962 read such files right, #17883 made that the option
-#   can_have_nan, off by default; #25747 adds counts of NaN, which these two writers do not write.
+#   apache/parquet-format). duckdb/duckdb#16962 read such files correctly, #17883 made that the
+#   option can_have_nan, off by default; #25747 adds counts of NaN, which these two writers do not
+#   write.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

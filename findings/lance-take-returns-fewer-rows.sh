@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
 # What: pylance's LanceDataset.take(positions) with a position beyond the last row is an OSError
-#   while the positions ascend. In any other order the position is left out without a word: the
-#   answer has fewer rows than the request, so whoever goes by place pairs every row behind the gap
+#   while the positions ascend. In any other order the position is silently left out. The answer
+#   has fewer rows than the request, so a reader that goes by place pairs every row behind the gap
 #   with a wrong id. LanceDB's take_offsets over the same files leaves it out in each order, and
 #   answers in the order of storage (which its docstring says).
 # Version: pylance 14.0.2 with pyarrow 26.0.1, and lancedb 0.40.0.
-# Why it matters: who keeps embedding rows in Lance and asks with the ids of a model meets this
-#   with the first new item. A test with sorted ids sees an error and is content; a batch of
-#   training or serving is not sorted, and gets (n - 1, dim) for n ids. Behind a sum or mean that
-#   is no error but a wrong vector. pyarrow's take over the same table refuses both requests. So
-#   compare the length of each answer with the request, or check ids first.
-# Source: the docstring of LanceDataset.take in pylance 14.0.2 does not mention it; LanceDB's
-#   docstring of take_offsets states that the order is not guaranteed, not that rows may lack.
-#   lance-format/lance#7448 made delete_rows, which accepted such offsets too, refuse them.
+# Why it matters: a program that keeps embedding rows in Lance and reads them by the ids of a
+#   model meets this with the first new item. A test with sorted ids sees an error and passes. A
+#   batch of training or serving is not sorted, and gets (n - 1, dim) for n ids. After a sum or
+#   mean that is no error but a wrong vector. pyarrow's take over the same table refuses both
+#   requests. So compare the length of each answer with the request, or check ids first.
+# Source: the docstring of LanceDataset.take in pylance 14.0.2 does not mention it. LanceDB's
+#   docstring of take_offsets states that the order is not guaranteed, not that rows may be
+#   missing. lance-format/lance#7448 made delete_rows, which accepted such offsets too, refuse
+#   them.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# What: in polars the ids of a column, with a hash in place of those that are missing, are 128 bits
-#   wide: hash() gives UInt64, ids are Int64, and coalesce, when/then and concat of the two have
-#   Int128 as their common type, without a word. Such a frame cannot leave by Arrow (the whole frame
-#   is refused, not the column), and the Parquet file that write_parquet makes of it is read by
-#   polars alone: pyarrow refuses the file even where only another column is asked for, and DuckDB
-#   reads the ids as BLOBs of 16 bytes, so that a join or a hash of them matches nothing.
+# What: in polars a column of ids with a hash in place of the missing ones is 128 bits wide.
+#   hash() gives UInt64, ids are Int64, and coalesce, when/then and concat of the two have Int128
+#   as their common type, without a warning. Such a frame cannot be exported by Arrow (the whole
+#   frame is refused, not the column). Only polars reads the Parquet file that write_parquet makes
+#   of it. pyarrow refuses the file even if only another column is wanted. DuckDB reads the ids as
+#   BLOBs of 16 bytes, so that a join or a hash of them matches nothing.
 # Version: polars 2.1.0 with pyarrow 26.0.1 and duckdb 2.0.1.
-# Why it matters: ids of 64 bits and hashes of 64 bits are what embedding tables are asked by, and a
-#   hash for what has no id is the usual way to fill a gap. The file is found to be unreadable when
-#   training opens it, not when it is written. So make the hash signed before it meets ids:
+# Why it matters: embedding tables are read by ids and hashes of 64 bits, and a hash for a missing
+#   id is the usual way to fill a gap. The file turns out to be unreadable when training opens it,
+#   not when it is written. So make the hash signed before it meets ids:
 #   pl.col(...).hash().reinterpret(signed=True), which keeps Int64.
-# Source: found by writing such a column; polars documents Int128 as a type, and not that Int64 and
-#   UInt64 have it as their common type. Arrow's C data interface has no integer of 128 bits; the
-#   format string that polars gives, _pli128, is its own.
+# Source: found by writing such a column. polars documents Int128 as a type, and not that Int64
+#   and UInt64 have it as their common type. Arrow's C data interface has no integer of 128 bits;
+#   the format string that polars gives, _pli128, is its own.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# What: update_tensor with an index, of PyTorch Geometric's Data and HeteroData, loses the rows that
-#   the index does not name. HeteroData then has the new rows alone as the whole attribute, and the
-#   call returns True. Data loses the attribute altogether and raises an AssertionError without a
-#   message. put_tensor with the same arguments changes the rows of the index and keeps all others.
+# What: update_tensor with an index, of PyTorch Geometric's Data and HeteroData, loses the rows
+#   that the index does not name. HeteroData then has only the new rows as the whole attribute,
+#   and the call returns True. Data loses the attribute altogether and raises an AssertionError
+#   without a message. put_tensor with the same arguments changes the rows of the index and keeps
+#   all others.
 # Version: torch-geometric 2.8.1 with torch 2.15.0.
-# Why it matters: who refreshes some rows of a feature by the name of the call that says so ends
-#   with a matrix of other size. Of HeteroData nothing tells: node ids read the rows of other nodes
-#   as long as they are small, and only larger ones fail. Use put_tensor for rows of an index.
+# Why it matters: refreshing some rows of a feature with the call of that name leaves a matrix of
+#   another size. HeteroData gives no sign of it. Small node ids read the rows of other nodes, and
+#   only larger ones fail. Use put_tensor for rows of an index.
 # Source: the docstring of FeatureStore.update_tensor in torch-geometric 2.8.1 says "Updates a
 #   tensor in the FeatureStore with a new value", and that the default is a removal and an
-#   insertion; Data and HeteroData do not override it, and pyg-team/pytorch_geometric#4807 made both
-#   such stores.
+#   insertion. Data and HeteroData do not override it, and pyg-team/pytorch_geometric#4807 made
+#   both such stores.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # What: persistent_workers=True, an option of speed, changes the order in which a shuffling
-#   DataLoader with a generator gives its samples, from the second epoch on. The loader draws a seed
-#   for its workers from the same generator as the sampler draws the permutation from: in each epoch
-#   without persistent workers (and without workers at all), only in the first one with them. Losses
-#   of a run with the same seed differ from the second epoch on.
+#   DataLoader with a generator gives its samples, from the second epoch on. The loader draws a
+#   seed for its workers from the generator from which the sampler draws the permutation. It does
+#   so in each epoch without persistent workers (and without workers at all), but only in the
+#   first one with them. Losses of a run with the same seed differ from the second epoch on.
 # Version: torch 2.15.0.
-# Why it matters: who compares two runs bit by bit, resumes one with other loader options, or knows
-#   the order of an epoch before it begins (to read rows ahead, to place rows by their next use) has
-#   to count these draws: one before each epoch, and none before later ones with persistent workers.
+# Why it matters: some programs compare two runs bit by bit, resume one with other loader options,
+#   or know the order of an epoch before it begins (to read rows ahead, to place rows by their
+#   next use). They have to count these draws: one before each epoch, and none before later ones
+#   with persistent workers.
 # Source: torch/utils/data/dataloader.py of torch 2.15.0: _BaseDataLoaderIter.__init__ draws
 #   _base_seed from loader.generator, _reset, which begins later epochs of workers that stay, does
 #   not. The page of torch.utils.data says that persistent_workers keeps the workers and their
