@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
+import threading
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
-from embedrock.objects.remote import Remote
+from embedrock.objects.remote import LOOK_SECONDS, Remote
 
 __all__ = ["side_by_side"]
 
@@ -22,25 +24,57 @@ def side_by_side(
     The first error ends it: jobs that were begun are waited for, and no other is begun. An
     interrupt, or whoever does not want the rest, ends requests of ``remote`` that have no answer.
     """
+    # Not an executor of the standard library: an interrupt of a call to it can leave one of its
+    # locks taken, for which its threads then wait for ever. These queues have none in Python.
     left = iter(jobs)
-    pool = ThreadPoolExecutor(workers, thread_name_prefix=name)
-    running: dict[Future[R], J] = {}
+    begun: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[J, R | None, BaseException | None]] = queue.SimpleQueue()
+    threads: list[threading.Thread] = []
+    running = 0
+
+    def worker() -> None:
+        while (job := begun.get()) is not _END:
+            try:
+                done.put((job, work(job), None))
+            except BaseException as error:
+                done.put((job, None, error))
+
     try:
         while True:
-            while len(running) < workers + 1 and (job := next(left, _END)) is not _END:
-                running[pool.submit(work, job)] = job  # type: ignore[arg-type, assignment]
+            while running < workers + 1 and (job := next(left, _END)) is not _END:
+                begun.put(job)
+                running += 1
+                if len(threads) < workers:
+                    named = f"{name}_{len(threads)}"
+                    threads.append(threading.Thread(target=worker, name=named, daemon=True))
+                    threads[-1].start()
             if not running:
                 return
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield running.pop(future), future.result()
+            try:
+                # A signal that comes between Python's look for signals and the system call that
+                # waits is seen after the call.
+                finished, result, error = done.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                continue
+            running -= 1
+            if error is not None:
+                raise error
+            yield finished, cast("R", result)
     except BaseException as error:
         if not isinstance(error, Exception):
             remote.stop()
         raise
     finally:
         try:
-            pool.shutdown(wait=True, cancel_futures=True)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    begun.get_nowait()
+            for _ in threads:
+                begun.put(_END)
+            # A thread whose start was interrupted may never run: it is not alive.
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(LOOK_SECONDS)
         except BaseException:
             remote.stop()
             raise

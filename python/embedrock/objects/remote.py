@@ -27,7 +27,7 @@ from embedrock.errors import (
 )
 from embedrock.objects.folder import Folder, folder_of
 
-__all__ = ["Found", "Remote", "TakenError"]
+__all__ = ["LOOK_SECONDS", "Found", "Remote", "TakenError"]
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ _PER_DELETE = 1000
 _LIST_TRIES, _LIST_SECONDS = 5, 30.0
 """Attempts at a list that breaks off, and their total time. An absent server has been waited for by
 then."""
-_LOOK_SECONDS = 0.2
+LOOK_SECONDS = 0.2
 """Seconds between checks of a waiting request whether the work was stopped."""
 
 
@@ -255,7 +255,7 @@ class Remote:
                     tries, stream = tries + 1, None
                     if tries == _LIST_TRIES or time.monotonic() - begun > _LIST_SECONDS:
                         raise
-                    self._stopped.wait(_LOOK_SECONDS)
+                    self._stopped.wait(LOOK_SECONDS)
                 else:
                     tries, begun = 0, time.monotonic()
                     return portion
@@ -365,7 +365,7 @@ class Remote:
         threading.Thread(target=ask, name="embedrock-request", daemon=True).start()
         while True:
             try:
-                answer, error = answers.get(timeout=_LOOK_SECONDS)
+                answer, error = answers.get(timeout=LOOK_SECONDS)
             except queue.Empty:
                 if self._stopped.is_set():
                     raise IoError(f"{what}: interrupted") from None
