@@ -26,8 +26,9 @@ export PYO3_PYTHON := $(BIN)/python
 # Bytecode saves each worker of the tests ten seconds of a core, and each program half a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo docs pages test contests nightly adapters built-tests check check-rust check-python tsan \
-	torture planted bench peers wheel format lock clean
+.PHONY: help setup demo docs pages test contests nightly adapters built-tests tested-units \
+	tested-programs check check-rust check-python tsan torture planted bench peers wheel format \
+	lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,17 +53,20 @@ TEST_BUILD := $(BIN)/maturin develop --uv --locked \
 	--features embedrock-core/kill,embedrock-torture/planted
 # The extension that checks look at: what `make setup` has installed, or else the one for tests.
 BUILT ?= $(firstword $(wildcard $(STAMPS)/build-release) $(STAMPS)/build-test)
-# What runs side by side keeps two cores busy: compilers and checks have moments with one thread.
-# Tests of Rust and of Python do not: the look-ahead window's threads have what time others leave.
-# Both wait for the disk and for processes that they begin, so there are more of them than cores:
+# What runs side by side keeps two cores busy: compilers and checks have moments with one thread, and
+# tests of Rust wait for clients that say nothing, or for the last of their kind. Tests of Rust do
+# not run beside those of Python, whose look-ahead windows have what time others leave. Both wait for the disk and for processes that they begin, so there are more of them than cores:
 # a test of Python waits for most of its time, above all for what it has written to be on the disk.
 # Which tests share a worker, and which begin first, says python/conftest.py.
 BESIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
+# Threads of OpenMP that have nothing to do would keep a core busy, which tests beside them need.
+test contests adapters: export OMP_WAIT_POLICY ?= passive
+
 test: ## Run the checks and the tests: Rust, Python, documented examples
 	@echo "Checks and the build of the tests run side by side and print when they are done."
 	$(BESIDE) BUILT=$(STAMPS)/build-test check built-tests
-	RUST_TEST_THREADS=4 $(RUST_TESTS)
+	RUST_TEST_THREADS=3 $(BESIDE) tested-units tested-programs
 	$(BIN)/python -m pytest -n 5 --dist loadscope --durations=20 -m "not long and not alone" \
 		$(RULES:%=--ignore=%)
 	$(BIN)/python -m pytest --durations=10 -m "alone and not long" $(call marked,alone)
@@ -96,6 +100,13 @@ nightly: ## Run all there is, with every power cut and many seeds: checks, tests
 
 built-tests: $(STAMPS)/build-test
 	$(RUST_TESTS) --no-run
+
+tested-units:
+	$(RUST_TESTS) --lib
+
+tested-programs:
+	$(RUST_TESTS) --test '*'
+	$(RUST_TESTS) --doc
 
 check: check-rust check-python ## Formatting, lints, types, links, and the rules of this repository
 

@@ -290,7 +290,7 @@ def test_a_row_that_gets_hot_and_cold_and_hot_again_is_the_newest(path: Path) ->
 
 @pytest.mark.parametrize("how", ["close", "kill"])
 def test_a_restart_in_the_middle_of_a_window_reads_the_last_commit(path: Path, how: str) -> None:
-    for life in range(3):
+    for life in range(2):
         child = subprocess.Popen(
             [sys.executable, __file__, str(path), how, str(life)], stdout=subprocess.PIPE, text=True
         )

@@ -81,13 +81,13 @@ def test_a_run_that_was_interrupted_and_resumed_ends_with_the_same_bits(
 @pytest.mark.parametrize(
     ("name", "value", "other", "seen"),
     [
-        ("dtype", "float16", "float32", "float16"),
+        pytest.param("dtype", "float16", "float32", "float16", marks=pytest.mark.long),
         ("dtype", "bfloat16", "float32", "bfloat16"),
         ("optimizer", "adagrad", "adam", 4),
-        ("optimizer", "rowwise_adagrad", "adam", 1),
-        ("optimizer", "adam", "sgd", 8),
+        pytest.param("optimizer", "rowwise_adagrad", "adam", 1, marks=pytest.mark.long),
+        pytest.param("optimizer", "adam", "sgd", 8, marks=pytest.mark.long),
         ("optimizer", "rowwise_adam", "adam", 5),
-        ("optimizer", "sgd", "adam", 0),
+        pytest.param("optimizer", "sgd", "adam", 0, marks=pytest.mark.long),
     ],
 )
 def test_what_tables_are_is_kept_and_resumed_with_the_same_bits(
@@ -186,7 +186,10 @@ def test_a_run_is_not_resumed_with_other_settings(tmp_path: Path):
 ODD = {"epochs": 3, "lr": 0.3, "dense_lr": 0.2, "lr_decay": 0.5, "batch_size": 50, "bottom": (4,)}
 
 
-@MAKERS
+@pytest.mark.parametrize(
+    "make",
+    [criteo, *(pytest.param(make, marks=pytest.mark.long) for make in (avazu, movielens))],
+)
 def test_a_resumed_run_has_the_recipe_that_it_began_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, make: Any
 ):

@@ -179,7 +179,9 @@ def test_counters_of_look_ahead_and_pipeline_are_part_of_result_report_and_last_
 
 @pytest.mark.usefixtures("announces")
 @pytest.mark.parametrize(("first", "then"), [("look-ahead", "both"), ("both", "look-ahead")])
-@pytest.mark.parametrize("stop", [3, 24, 31])
+@pytest.mark.parametrize(
+    "stop", [pytest.param(3, marks=pytest.mark.long), 24, pytest.param(31, marks=pytest.mark.long)]
+)
 def test_a_commit_knows_nothing_of_batches_drawn_ahead(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
