@@ -101,8 +101,12 @@ nightly: ## Run all there is, with every power cut and many seeds: checks, tests
 built-tests: $(STAMPS)/build-test
 	$(RUST_TESTS) --no-run
 
+# With --lib cargo would compile the extension once more, whose crate has no tests.
 tested-units:
-	$(RUST_TESTS) --lib
+	$(RUST_TESTS) --no-run 2>&1 | sed -n 's/.*unittests src.lib.rs (\(.*\))/\1/p' \
+		| xargs realpath | while read -r tests; do \
+			crate=$${tests##*/embedrock_}; (cd crates/$${crate%-*} && "$$tests") || exit 1; \
+		done
 
 tested-programs:
 	$(RUST_TESTS) --test '*'
@@ -120,6 +124,8 @@ check-python: $(BUILT) $(STAMPS)/lab
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/python -m pytest -q $(RULES)
+	@# Its bytecode of all tests is there, before five workers would each make it.
+	$(BIN)/python -m pytest -q --collect-only > /dev/null
 	$(BIN)/mypy
 	@# With the configuration it does not follow imports of torch: a quarter of the time.
 	$(BIN)/python -m mypy.stubtest embedrock._core --mypy-config-file pyproject.toml

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
@@ -70,6 +71,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     if hasattr(config, "workerinput"):
         items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the garbage collector from the tests themselves and the modules that they import.
+
+    They stay to the end, and going through all of them took six per cent of the tests' time.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Lets the interpreter free what :func:`pytest_collection_finish` froze."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(optionalhook=True)

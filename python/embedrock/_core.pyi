@@ -33,7 +33,6 @@ __all__ = [
     "distinct",
     "finish_pull",
     "freeze",
-    "gather",
     "hand_over_logs",
     "hash_pieces",
     "hash_texts",
@@ -44,6 +43,7 @@ __all__ = [
     "place_rows",
     "place_strawman",
     "placement_memory",
+    "reshard",
     "resize",
     "serve_pages",
     "set_log_receiver",
@@ -670,7 +670,7 @@ def copy(
 ) -> dict[str, Any]:
     """Copies a commit to a new store at `destination`."""
 
-def gather(
+def reshard(
     parts: list[tuple[_Path, str, int]],
     destination: _Path,
     memory: str,

@@ -51,5 +51,5 @@ pub use store::{
     Since, Stats, Store, WindowStats, check, check_place, copy, copy_with, freeze, freeze_again,
 };
 pub use store::{CommitFile, CommitFiles, finish_pull};
-pub use store::{GatherOptions, Part, gather};
+pub use store::{Part, ReshardOptions, reshard};
 pub use store::{ResizeReport, ResizeTo, resize};

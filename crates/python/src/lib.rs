@@ -52,7 +52,7 @@ mod _core {
     #[pymodule_export]
     use crate::logs::{hand_over_logs, log_line, log_to_stderr, set_log_receiver};
     #[pymodule_export]
-    use crate::maintenance::{check, check_place, copy, gather, resize};
+    use crate::maintenance::{check, check_place, copy, reshard, resize};
     #[pymodule_export]
     use crate::objects::{CommitFiles, finish_pull};
     #[pymodule_export]

@@ -7,7 +7,7 @@ use crate::convert::{json_value, report};
 use crate::error::{Carried, OrRaise};
 use crate::logs::CallEngine;
 use embedrock_core::buckets::Buckets;
-use embedrock_core::{CopyOptions, GatherOptions, Memory, Part, ResizeTo, StorageKind};
+use embedrock_core::{CopyOptions, Memory, Part, ReshardOptions, ResizeTo, StorageKind};
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use std::path::PathBuf;
@@ -87,7 +87,7 @@ pub(crate) fn copy(
 #[pyfunction]
 #[pyo3(signature = (parts, destination, memory, step, meta, state, progress=None))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python function")]
-pub(crate) fn gather(
+pub(crate) fn reshard(
     py: Python<'_>,
     parts: Vec<(PathBuf, PyBackedStr, u64)>,
     destination: PathBuf,
@@ -103,10 +103,10 @@ pub(crate) fn gather(
     };
     let parts = parts.into_iter().map(part).collect::<PyResult<Vec<_>>>()?;
     let state: Vec<(&str, &[u8])> = state.iter().map(|(name, bytes)| (&**name, &**bytes)).collect();
-    let to = GatherOptions { step, memory, meta, state: &state };
+    let to = ReshardOptions { step, memory, meta, state: &state };
     let mut carried = Carried::default();
     let outcome = py.call_engine(|| {
-        embedrock_core::gather(&parts, &destination, &to, &mut |done, total| {
+        embedrock_core::reshard(&parts, &destination, &to, &mut |done, total| {
             report(&mut carried, progress.as_ref(), done, total)
         })
     });

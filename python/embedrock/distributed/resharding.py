@@ -128,7 +128,7 @@ def reshard(
             ]
             named = [(name, content) for name, content in state.items() if name != NAME]
             named.append((NAME, new_bound.encoded(at)))
-            report = _core.gather(
+            report = _core.reshard(
                 parts, place, budget, at, encode_meta(meta), named, counted.within()
             )
             found = {"rows": report["rows"], "bytes": report["disk_bytes"]}

@@ -29,12 +29,12 @@ from embedrock.errors import (
 if TYPE_CHECKING:
     from embedrock.table import Table
 
-__all__ = ["Engine", "Handle"]
+__all__ = ["Handle", "Opener"]
 
 H = TypeVar("H", bound="Handle")
 
 
-class Engine(Protocol):
+class Opener(Protocol):
     """Opens the engine's store: as ``embedrock.open`` was asked to, or at a step or a pin."""
 
     def __call__(
@@ -47,10 +47,10 @@ class Engine(Protocol):
 class Handle:
     """The part of a store other than its tables and commits."""
 
-    def __init__(self, engine: Engine, path: Path, memory: str, read_only: bool = False) -> None:
+    def __init__(self, opener: Opener, path: Path, memory: str, read_only: bool = False) -> None:
         """Not for callers: stores come from ``embedrock.open``."""
-        self._engine = engine
-        self._core = core = engine(None)
+        self._opener = opener
+        self._core = core = opener(None)
         self._path = path
         self._memory = memory
         self._read_only = read_only
@@ -244,7 +244,7 @@ class Handle:
         self._prefetcher.stop()
         self._core.close()
         try:
-            self._core = moved or self._engine(step, later_pins_stay=later_pins_stay)
+            self._core = moved or self._opener(step, later_pins_stay=later_pins_stay)
             handles, has_new = self._handles_again(held)
             for table in tables:
                 handle = handles.get(table._handle)
@@ -310,7 +310,7 @@ class Handle:
         self, step: int | str, held: dict[_core.TableId, dict[str, Any] | None]
     ) -> _core.Store:
         """The engine's reader at a commit. Errors: ``NotFoundError`` where a table is not there."""
-        moved = self._engine(step)
+        moved = self._opener(step)
         named = f"pinned as {step!r}" if isinstance(step, str) else f"of step {step}"
         found = _found_again(held, moved.tables(), moved.find_table)
         for before, spec in held.items():

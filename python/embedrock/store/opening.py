@@ -161,7 +161,7 @@ def open(
     }
     create, reads = flag("create", create), flag("read_only", read_only)
 
-    def engine(back_to: int | str | None, /, *, later_pins_stay: bool = False) -> _core.Store:
+    def opener(back_to: int | str | None, /, *, later_pins_stay: bool = False) -> _core.Store:
         if back_to is None:
             return _core.Store(directory, budget, create=create, read_only=reads, **arguments)
         number, pin = step_or_pin("step", back_to)
@@ -172,7 +172,7 @@ def open(
     def make() -> Store:
         warn_beyond_machine(budget)
         try:
-            return Store(engine, directory, str(memory), reads)
+            return Store(opener, directory, str(memory), reads)
         except LockedError as error:
             raise for_one_process(error) from None
 

@@ -131,7 +131,7 @@ def test_memory_for_hardly_one_batch_is_told_once_with_what_would_do(
     store, table = out_of_core, out_of_core.tables["rows"]
     (rows_held,) = (one["cache_capacity"] for one in store.stats()["classes"])
     size = rows_held * 11 // 10
-    loader = LookaheadLoader(drawn(200, ROWS, size), store, 8, by_name, announce=announce)
+    loader = LookaheadLoader(drawn(80, ROWS, size), store, 8, by_name, announce=announce)
     with pytest.warns(LookaheadWarning) as told:
         for batch in loader:
             table.get(batch)
@@ -149,7 +149,7 @@ def test_memory_for_hardly_one_batch_is_told_once_with_what_would_do(
     assert 3 << 10 <= memory <= 4 << 10 and 0.4 < times < 0.7
     counts = loader.stats()
     assert counts["skipped"] > 16 and store.stats()["memory"]["window_bytes"] == 0
-    assert (counts["announced"] == 200) == bool(announce)
+    assert (counts["announced"] == 80) == bool(announce)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")

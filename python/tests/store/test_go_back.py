@@ -358,16 +358,16 @@ def test_where_it_cannot_open_again_the_store_is_closed_and_says_so(
 ) -> None:
     table = store.table("words", 2, optimizer="none")
     store.commit(1)
-    engine = store._engine
+    opener = store._opener
 
     def taken(step: int | None, **given: Any) -> object:
         other = embedrock._core.Store(store.path, "4MiB", create=False)
         try:
-            return engine(step, **given)
+            return opener(step, **given)
         finally:
             other.close()
 
-    monkeypatch.setattr(store, "_engine", taken)
+    monkeypatch.setattr(store, "_opener", taken)
     with pytest.raises(LockedError):
         store.go_back(1)
     assert store.closed

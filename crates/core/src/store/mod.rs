@@ -39,7 +39,7 @@ pub use sweeps::freeze::{
     CANDIDATES_MAX, FreezeError, FreezeOptions, FreezeReport, Frozen, PlannedPages, freeze,
     freeze_again,
 };
-pub use sweeps::gather::{GatherOptions, Part, gather};
+pub use sweeps::reshard::{Part, ReshardOptions, reshard};
 pub use sweeps::resize::{ResizeReport, ResizeTo, resize};
 pub use sweeps::scan::Scan;
 pub use verbs::views::RowViews;

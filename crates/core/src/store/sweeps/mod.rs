@@ -1,4 +1,4 @@
-//! Passes over whole tables and stores: scan, warm, check, copy, gather, and the device's rate.
+//! Passes over whole tables and stores: scan, warm, check, copy, reshard, and the device's rate.
 
 use super::Inner;
 use super::engine::Class;
@@ -10,8 +10,8 @@ pub(in crate::store) mod check;
 pub(in crate::store) mod copy;
 pub(in crate::store) mod files;
 pub(in crate::store) mod freeze;
-pub(in crate::store) mod gather;
 mod rate;
+pub(in crate::store) mod reshard;
 pub(in crate::store) mod resize;
 pub(in crate::store) mod scan;
 mod warm;

@@ -1,4 +1,4 @@
-//! Gather: rows of some buckets, from stores that have the tables of one model among them, into a
+//! Reshard: rows of some buckets, from stores that have the tables of one model among them, into a
 //! new store.
 //!
 //! Sources are opened one after the other, so that memory is that of two stores, however many there
@@ -26,9 +26,9 @@ pub struct Part {
     pub of: u64,
 }
 
-/// The commits that are gathered into a new store, and the commit that is made of them.
+/// The commits whose rows go to a new store, and the commit that is made of them.
 #[derive(Clone, Copy, Debug)]
-pub struct GatherOptions<'a> {
+pub struct ReshardOptions<'a> {
     /// The commit of this step of every part.
     pub step: u64,
     /// The budget of each of the two stores that are open at a time.
@@ -55,16 +55,16 @@ struct Seen {
 /// that holds a store; `Mismatch` where parts differ in seed, tables or counts of update batches,
 /// or are committed to meanwhile; `NotFound`, `Budget`, `Corrupt`, `Full`, `Io`.
 /// *Durability*: the store is complete and durable on return.
-pub fn gather(
+pub fn reshard(
     parts: &[Part],
     destination: impl AsRef<Path>,
-    to: &GatherOptions<'_>,
+    to: &ReshardOptions<'_>,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<CopyReport> {
     let Some(first) = parts.first() else {
-        bail!(Misuse, "there are no stores to gather rows from, expected at least one");
+        bail!(Misuse, "there are no stores to take rows from, expected at least one");
     };
-    let sweep = Sweep::begin("gathering of ranks", &first.path, Some(destination.as_ref()));
+    let sweep = Sweep::begin("resharding", &first.path, Some(destination.as_ref()));
     let all_buckets = disjoint(parts)?;
     let seen = parts.iter().map(|part| see(part, to)).collect::<Result<Vec<_>>>()?;
     for (part, other) in parts.iter().zip(&seen).skip(1) {
@@ -133,11 +133,11 @@ fn disjoint(parts: &[Part]) -> Result<Buckets> {
     Ok(all)
 }
 
-fn open_part(part: &Part, to: &GatherOptions<'_>) -> Result<Store> {
+fn open_part(part: &Part, to: &ReshardOptions<'_>) -> Result<Store> {
     open_commit(&part.path, Some(to.step), None, to.memory, None)
 }
 
-fn see(part: &Part, to: &GatherOptions<'_>) -> Result<Seen> {
+fn see(part: &Part, to: &ReshardOptions<'_>) -> Result<Seen> {
     let source = open_part(part, to)?;
     let tables = source.tables();
     if let Some(info) = tables.iter().find(|info| info.spec.storage == StorageKind::Pmem) {
