@@ -441,7 +441,7 @@ fn read(
     if parts.is_empty() {
         return Ok(());
     }
-    // A row that another client writes between the two steps is reported as missing, with its row.
+    // A key that another client writes between the two steps is reported as missing, with its row.
     // A reader sees no writes, and rows that it has read are in memory when it looks again.
     let is_reader = store.options().read_only;
     if !is_reader {

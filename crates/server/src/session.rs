@@ -18,7 +18,7 @@ pub(crate) struct Session {
     pub(crate) protocol: Protocol,
     /// Whether it may ask for more than to be let in.
     pub(crate) is_admitted: bool,
-    /// The time since which it has not been admitted: its beginning, or when it gave admission up.
+    /// If it is not admitted, since when: its beginning, or when it gave admission up.
     pub(crate) outside_since: Instant,
     /// Wrong passwords so far.
     pub(crate) failures: u32,

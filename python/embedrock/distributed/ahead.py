@@ -1,7 +1,7 @@
 """Look-ahead of ranks: ids of batches to come are exchanged when they are announced.
 
 Owns a thread and a group of its own, so that exchanges of ids go on beside those of the loop. The
-ids that other ranks request from a rank are announced to the window of its own store and kept, so
+ids that all ranks request from a rank are announced to the window of its own store and kept, so
 the batch's forward sends no ids. Invariants: jobs are done in the order of their announcement,
 which is the same on all ranks; the end of one rank's loop is found at the same job on all ranks,
 and later jobs of the pass are skipped.
@@ -151,8 +151,8 @@ class ShardWindow:
             self._shard.store.window.clear()
 
     def stats(self) -> dict[str, Any]:
-        """Statistics of the window of this rank's store, as of :meth:`embedrock.Store.window`, over
-        the requests of all ranks."""
+        """Counters of the window of this rank's store (:meth:`embedrock.Store.window`), over the
+        requests of all ranks."""
         return self._shard.store.window.stats()
 
     def _announce(self, batch: Any, of: Pass, failed: BaseException | None = None) -> int:

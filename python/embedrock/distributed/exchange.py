@@ -59,7 +59,7 @@ class Verb(NamedTuple):
     """The value that the number stands for; its text is used in messages."""
     part: str = ""
     """Part of a call that has several, such as ``"end of "``: ranks in different parts are out of
-    step. Errors belong to the verb, and do not name the part."""
+    step, and that error names the part. Other errors belong to the verb, and do not name it."""
 
     def __str__(self) -> str:
         tables = ", ".join(map(repr, self.tables[:8]))
@@ -198,8 +198,8 @@ class Exchange:
         return Met(notes, numbers, self.counts(verb, counts))
 
     def counts(self, verb: Verb, counts: Words) -> Words:
-        """The counts of all ranks for this one: ``counts (W, T)`` are of the rows that go to each
-        rank."""
+        """The counts of all ranks for this one: ``counts (W, T)`` are this rank's for each
+        rank and table."""
         into = torch.zeros(counts.shape, dtype=torch.int64, device="cpu")
         self._all_to_all(verb, into, torch.from_numpy(np.ascontiguousarray(counts)))
         theirs: Words = into.numpy()

@@ -1,7 +1,7 @@
 """``embedrock.distributed.open``: every rank's store, all at the newest commit that all have.
 
 Invariants: ranks decide from the reports of all, so all of them open, or all raise the same error.
-Nothing is created before it is known that no rank's store is missing.
+Nothing is created before it is known that no rank's store is lost.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class LogWriter(RecordWriter):
 
     @property
     def records(self) -> int:
-        """Number of records in the log since it was made."""
+        """Number of records that the log has had since it was made."""
         return self._records
 
     @property

@@ -346,7 +346,7 @@ def _found_again(
     named: Callable[[str], _core.TableId | None],
 ) -> dict[_core.TableId, _core.TableId]:
     """Held tables at a commit that has the tables ``there``, with their handles there: matched by
-    number, then by name; the rest that no other held table takes are tables dropped since."""
+    number, then by name. Those dropped since keep their number if no other has taken it."""
     live = {before: spec["name"] for before, spec in held.items() if spec is not None}
     found = {before: before for before in there if before in live}
     for before, name in live.items():

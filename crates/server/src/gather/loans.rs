@@ -109,7 +109,7 @@ impl Loans {
 }
 
 /// Gives chunks back that are wanted or late and that the kernel is done with, and cuts off
-/// connections that hold some for too long. Returns the number of chunks.
+/// connections that hold some for too long. Returns how many it has cut off.
 fn tend(ring: &Ring) -> usize {
     let mut ring = ring.lock();
     // A later send may have learnt that an earlier one has ended, before its thread has.

@@ -134,8 +134,8 @@ impl TopCounts {
         at(version, range.first)..at(version, range.last) + 1
     }
 
-    /// Entries of its range that the merge under way does not take: sorted places, complete up to
-    /// the second place. `None` if they are unknown.
+    /// Entries of its range that the merge under way does not take: sorted places, and the place
+    /// up to which they are complete. `None` if they are unknown.
     pub(super) fn beside(&mut self) -> Option<(&[Place], Place)> {
         match &mut self.beside {
             Some(beside) if beside.is_over => None,

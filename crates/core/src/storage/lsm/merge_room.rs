@@ -83,8 +83,8 @@ impl MergeRoom {
         Self { shared: Arc::new(shared), lent: None, is_unsure: false }
     }
 
-    /// The room left by an earlier process, for a process that may write. Nothing is changed before
-    /// [`make_sure`](Self::make_sure).
+    /// The room that is left from before the store was opened, for a writer. Nothing is changed
+    /// before [`make_sure`](Self::make_sure).
     pub(super) fn find(medium: &dyn Medium, class: u16) -> Result<Self> {
         let room = Self::new(class);
         let name = &room.shared.name;

@@ -82,7 +82,7 @@ impl Inner {
         let _guard = self.poison_on_panic();
         let _timed = Timed::new(&shared.counters.planning_ns);
         let ran = plan.run(task, shared, self);
-        // Before callers are told that wait until nobody is busy: they may need it.
+        // First, for callers that wait until nobody is busy may need the plan.
         drop(plan);
         match ran {
             Ok(()) => true,

@@ -413,7 +413,7 @@ impl Inner {
 
     /// The most bytes that the window may take.
     fn window_most_bytes(&self, engine: &Engine) -> u64 {
-        // If an index takes most of the budget, a fixed part of it would leave caches little.
+        // If an index takes most of the budget, a share of the whole leaves caches little.
         let caches: u64 = engine.classes.iter().map(|class| class.cache().memory_bytes()).sum();
         let rows = caches + engine.window_bytes.load(Ordering::Relaxed);
         let usual = (engine.budget_bytes / BUDGET_PER_WINDOW).min(rows / CACHE_PER_WINDOW);

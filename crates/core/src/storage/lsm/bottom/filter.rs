@@ -1,8 +1,8 @@
 //! The filter of a section: finds positions without a row, in some bits per row.
 //!
 //! Positions are cut to cells, 8 to 32 of them for each row. The filter is the set of cells that
-//! have a row. So a position without one passes only if a row is in its cell, which a 32nd to an
-//! eighth of them do. If positions are spread evenly, as those of growing tables are, the set takes
+//! have a row. So a position without one passes only if its cell has a row: a 32nd to an eighth
+//! of them pass. If positions are spread evenly, as those of growing tables are, the set takes
 //! 5 to 7 bits per row. The ids of a dense table lie close: each is a cell of its own if one in 32
 //! or more has a row, and the set takes 3 to 8 bits per row. If all ids have a row there is no
 //! filter.

@@ -3,7 +3,7 @@
 //! The journal names every row whose place changed. Those slots that it names and that still hold
 //! the newest copy are read in one sweep; a key that left the log was deleted, or is looked up if a
 //! layout has rows below its log. If the journal no longer reaches back to a commit that is pinned,
-//! that commit's index is compared with the later one. So no page is read that was written before,
+//! the indexes of both commits are compared. So no page is read that was written before,
 //! except for keys that may have been deleted since a pinned commit.
 //!
 //! A row that upkeep has moved is given like one that was written: nothing tells them apart without
@@ -98,7 +98,7 @@ pub struct Changes {
 
 /// Source of the changed rows.
 enum Source {
-    /// Nothing does: all rows are given.
+    /// Nothing tells which rows changed: all rows are given.
     All,
     /// The journal.
     Journal {
