@@ -26,8 +26,8 @@ export PYO3_PYTHON := $(BIN)/python
 # Bytecode saves each worker of the tests ten seconds of a core, and each program half a second.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo docs pages test contests nightly adapters built-tests tested-units \
-	tested-programs check check-rust check-python tsan torture planted bench peers wheel format \
+.PHONY: help setup demo docs pages test contests nightly adapters built-tests tested-engine \
+	tested-others check check-rust check-python tsan torture planted bench peers wheel format \
 	lock clean
 
 help: ## List these targets
@@ -53,10 +53,11 @@ TEST_BUILD := $(BIN)/maturin develop --uv --locked \
 	--features embedrock-core/kill,embedrock-torture/planted
 # The extension that checks look at: what `make setup` has installed, or else the one for tests.
 BUILT ?= $(firstword $(wildcard $(STAMPS)/build-release) $(STAMPS)/build-test)
-# What runs side by side keeps two cores busy: compilers and checks have moments with one thread, and
-# tests of Rust wait for clients that say nothing, or for the last of their kind. Tests of Rust do
-# not run beside those of Python, whose look-ahead windows have what time others leave. Both wait for the disk and for processes that they begin, so there are more of them than cores:
-# a test of Python waits for most of its time, above all for what it has written to be on the disk.
+# What runs side by side keeps two cores busy: compilers and checks have moments with one thread,
+# and tests of Rust wait for clients that say nothing, or for the last of their kind. Tests of Rust
+# do not run beside those of Python, whose look-ahead windows have what time others leave. All of
+# them wait for the disk and for processes that they begin, a test of Python for most of its time.
+# So there are more of them than cores: twice three threads of Rust, then five workers of Python.
 # Which tests share a worker, and which begin first, says python/conftest.py.
 BESIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
@@ -66,7 +67,7 @@ test contests adapters: export OMP_WAIT_POLICY ?= passive
 test: ## Run the checks and the tests: Rust, Python, documented examples
 	@echo "Checks and the build of the tests run side by side and print when they are done."
 	$(BESIDE) BUILT=$(STAMPS)/build-test check built-tests
-	RUST_TEST_THREADS=3 $(BESIDE) tested-units tested-programs
+	RUST_TEST_THREADS=3 $(BESIDE) tested-engine tested-others
 	$(BIN)/python -m pytest -n 5 --dist loadscope --durations=20 -m "not long and not alone" \
 		$(RULES:%=--ignore=%)
 	$(BIN)/python -m pytest --durations=10 -m "alone and not long" $(call marked,alone)
@@ -101,14 +102,23 @@ nightly: ## Run all there is, with every power cut and many seeds: checks, tests
 built-tests: $(STAMPS)/build-test
 	$(RUST_TESTS) --no-run
 
-# With --lib cargo would compile the extension once more, whose crate has no tests.
-tested-units:
-	$(RUST_TESTS) --no-run 2>&1 | sed -n 's/.*unittests src.lib.rs (\(.*\))/\1/p' \
-		| xargs realpath | while read -r tests; do \
-			crate=$${tests##*/embedrock_}; (cd crates/$${crate%-*} && "$$tests") || exit 1; \
+# The unit tests of those crates whose programs the filter $1 lets through. With --lib cargo would
+# compile the extension once more, whose crate has no tests.
+define unit_tests
+	@said=$$($(RUST_TESTS) --no-run 2>&1) || { echo "$$said"; exit 1; }; \
+	sed -n 's/.*unittests [^ ]* (\(.*\))/\1/p' <<< "$$said" | $1 | xargs realpath \
+		| while read -r tests; do \
+			crate=$${tests##*/embedrock_}; \
+			(cd crates/$${crate%-*} && "$$tests" < /dev/null) || exit 1; \
 		done
+endef
 
-tested-programs:
+# The engine's own take longer than all others.
+tested-engine:
+	$(call unit_tests,grep /embedrock_core-)
+
+tested-others:
+	$(call unit_tests,grep -v /embedrock_core-)
 	$(RUST_TESTS) --test '*'
 	$(RUST_TESTS) --doc
 
@@ -125,7 +135,7 @@ check-python: $(BUILT) $(STAMPS)/lab
 	$(BIN)/ruff format --check
 	$(BIN)/python -m pytest -q $(RULES)
 	@# Its bytecode of all tests is there, before five workers would each make it.
-	$(BIN)/python -m pytest -q --collect-only > /dev/null
+	@said=$$($(BIN)/python -m pytest -q --collect-only) || { echo "$$said"; exit 1; }
 	$(BIN)/mypy
 	@# With the configuration it does not follow imports of torch: a quarter of the time.
 	$(BIN)/python -m mypy.stubtest embedrock._core --mypy-config-file pyproject.toml

@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Keeps the garbage collector from the tests themselves and the modules that they import.
 
-    They stay to the end, and going through all of them took six per cent of the tests' time.
+    They stay to the end. Going through all of them took six per cent of the time of some files.
     """
     gc.collect()
     gc.freeze()

@@ -1,6 +1,6 @@
-//! Whole-store work: check every page, copy a commit, gather rows of several stores.
+//! Whole-store work: check every page, copy a commit, reshard, resize.
 //!
-//! Both run detached and look for signals whenever the engine reports progress, so that Ctrl-C
+//! All run detached and look for signals whenever the engine reports progress, so that Ctrl-C
 //! ends them between two batches; what a store itself does at length reports in the same way.
 
 use crate::convert::{json_value, report};

@@ -341,20 +341,30 @@ def _scaled(initializer: dict[str, Any], factor: float, shift: float) -> dict[st
 
 
 def _begin_to_ask() -> None:
-    """Lets torch's constructors and initializers ask here until as many calls have ended it.
+    """Lets torch's modules and initializers ask here until as many calls have ended it.
 
-    A deferred weight needs that, too: some functions of ``torch.nn.init`` do nothing with a weight
-    without values, and say nothing, so that one behind the block would be lost.
+    A deferred weight needs that, too: models move before they are converted, and some functions of
+    ``torch.nn.init`` do nothing with a weight without values, and say nothing, so that one behind
+    the block would be lost.
     """
     global _users
     with _asking:
         _users += 1
-        if _users > 1:
-            return
-        for kind in (nn.Embedding, nn.EmbeddingBag):
-            _replace(kind, "__init__", _deferring)
-        for name in ("_no_grad_trunc_normal_", "orthogonal_", "sparse_"):
-            _replace(nn.init, name, _telling)
+        try:
+            if _users > 1:
+                # Another library's block that began before ours may have put torch's own back.
+                for owner, name, original, ours in _originals:
+                    if getattr(owner, name) is original:
+                        setattr(owner, name, ours)
+                return
+            for kind in (nn.Embedding, nn.EmbeddingBag):
+                _replace(kind, "__init__", _deferring)
+                _replace(kind, "_apply", _sparing)
+            for name in ("_no_grad_trunc_normal_", "orthogonal_", "sparse_"):
+                _replace(nn.init, name, _telling)
+        except BaseException:
+            _end_asking()
+            raise
 
 
 def _end_asking() -> None:
@@ -405,7 +415,6 @@ def _deferring(original: Callable[..., None]) -> Callable[..., None]:
         with mode.beginning(self, device):
             original(self, **asked)
         self.forward = types.MethodType(forward, self)
-        self._apply = types.MethodType(_apply, self)
 
     return constructor
 
@@ -413,7 +422,7 @@ def _deferring(original: Callable[..., None]) -> Callable[..., None]:
 def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """That of a module whose weight was deferred, which has none while it is not converted.
 
-    Its name lets copies and pickles of the module find it again.
+    A deep copy has it, too. Its name lets a module be pickled: what is unpickled has torch's own.
     """
     if getattr(self._parameters.get("weight"), "is_meta", False):
         raise MisuseError(
@@ -432,24 +441,23 @@ def _device_of(asked: Any) -> torch.device | None:
     return None
 
 
-def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """That of a module whose weight was deferred: only what is known of the weight moves.
+def _sparing(original: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    @functools.wraps(original)
+    def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        weight = self._parameters.get("weight")
+        known = weight_of(weight)
+        if known is None or not known.is_of(weight):
+            return original(self, fn, recurse)
+        moved = fn(torch.empty(0, dtype=known.dtype, device=known.device))
+        if not moved.is_meta:
+            known.device, known.dtype = moved.device, moved.dtype
+        del self._parameters["weight"]
+        try:
+            return original(self, fn, recurse)
+        finally:
+            self._parameters["weight"] = weight
 
-    As for :func:`forward`, its name lets copies and pickles of the module find it again.
-    """
-    original = functools.partial(type(self)._apply, self)
-    weight = self._parameters.get("weight")
-    known = weight_of(weight)
-    if known is None or not known.is_of(weight):
-        return original(fn, recurse)
-    moved = fn(torch.empty(0, dtype=known.dtype, device=known.device))
-    if not moved.is_meta:
-        known.device, known.dtype = moved.device, moved.dtype
-    del self._parameters["weight"]
-    try:
-        return original(fn, recurse)
-    finally:
-        self._parameters["weight"] = weight
+    return apply
 
 
 def _telling(original: Callable[..., Any]) -> Callable[..., Any]:

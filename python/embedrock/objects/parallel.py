@@ -76,7 +76,10 @@ def side_by_side(
                 while thread.is_alive():
                     thread.join(LOOK_SECONDS)
         except BaseException:
+            # A second interrupt: nobody waits for jobs that were begun, and threads still end.
             remote.stop()
+            for _ in threads:
+                begun.put(_END)
             raise
 
 

@@ -297,7 +297,7 @@ def test_a_restart_in_the_middle_of_a_window_reads_the_last_commit(path: Path, h
         assert child.stdout is not None
         said = child.stdout.readline()
         if how == "kill":
-            time.sleep(0.05 * life)
+            time.sleep(0.1 * life)
             os.kill(child.pid, signal.SIGKILL)
         child.communicate(timeout=60)
         assert said == f"committed {life}\n"

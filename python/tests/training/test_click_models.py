@@ -232,8 +232,8 @@ class Samples:
             yield Batch(dense, keys, offsets, labels, Position())
 
 
-# One with bags, one with sequences, one with several targets.
-SOON = {"dlrm", "dien", "mmoe"}
+# One with an extra value in each row, one with sequences, one with several targets.
+SOON = {"deepfm", "dien", "mmoe"}
 
 
 @pytest.mark.parametrize(
