@@ -134,7 +134,7 @@ check-python: $(BUILT) $(STAMPS)/lab
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/python -m pytest -q $(RULES)
-	@# Its bytecode of all tests is there, before five workers would each make it.
+	@# Writes the bytecode of all tests once: five workers would each make it.
 	@said=$$($(BIN)/python -m pytest -q --collect-only) || { echo "$$said"; exit 1; }
 	$(BIN)/mypy
 	@# With the configuration it does not follow imports of torch: a quarter of the time.

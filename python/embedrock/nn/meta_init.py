@@ -152,8 +152,8 @@ def deferred(min_rows: int = 0) -> Iterator[None]:
     before = _active.mode, _active.min_rows
     mode = _Fills()
     _begin_to_ask()
-    _active.mode, _active.min_rows = mode, least
     try:
+        _active.mode, _active.min_rows = mode, least
         with mode:
             yield
     finally:

@@ -22,7 +22,7 @@ def side_by_side(
     """Does all jobs, ``workers`` at a time, and gives each with its result as it is done.
 
     The first error ends it: jobs that were begun are waited for, and no other is begun. An
-    interrupt, or whoever does not want the rest, ends requests of ``remote`` that have no answer.
+    interrupt, or a caller that ends early, ends requests of ``remote`` that have no answer.
     """
     # Not an executor of the standard library: an interrupt of a call to it can leave one of its
     # locks taken, for which its threads then wait for ever. These queues have none in Python.
