@@ -13,12 +13,14 @@ interpreter lock. Invariants:
 
 from __future__ import annotations
 
+import atexit
 import os
+import queue
 import threading
+import time
 from collections.abc import Sequence
-from concurrent import futures
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,7 @@ import numpy.typing as npt
 from embedrock import _core
 from embedrock._arguments import seconds
 from embedrock._arrays import pinned
+from embedrock._workers import LOOK_SECONDS, Worker, stop
 from embedrock.errors import ClosedError, ForkedError, MisuseError
 
 __all__ = ["Prefetch", "Prefetcher"]
@@ -54,11 +57,9 @@ class Prefetch(Generic[T]):
     True
     """
 
-    def __init__(
-        self, future: futures.Future[None], out: T, keys: int, prefetcher: Prefetcher
-    ) -> None:
+    def __init__(self, request: _Request, out: T, keys: int, prefetcher: Prefetcher) -> None:
         """Not for callers: handles come from ``Table.lookahead`` and ``Store.lookahead``."""
-        self._future = future
+        self._request = request
         self._out = out
         self._keys = keys
         self._core, self._path = prefetcher.core, prefetcher.path
@@ -73,7 +74,7 @@ class Prefetch(Generic[T]):
         """
         if not self._seen_done:
             self._refuse_child()
-            self._seen_done = self._future.done()
+            self._seen_done = self._request.done
         return self._seen_done
 
     def wait(self, timeout: float | None = None) -> T:
@@ -93,20 +94,19 @@ class Prefetch(Generic[T]):
         timeout = seconds("timeout", timeout)
         if not self.done:
             self._core.check_call()
-        try:
-            self._future.result(timeout)
-        except futures.CancelledError:
-            raise ClosedError(
-                f"store {self._path} was closed before the rows of {self._keys} keys were read; "
-                f"wait for them first"
-            ) from None
-        except futures.TimeoutError:
+        if not self._request.wait(timeout):
             raise TimeoutError(
                 f"the rows of {self._keys} keys are not there after {timeout} s; wait again, or "
                 f"longer"
-            ) from None
-        finally:
-            self._seen_done = self._future.done()
+            )
+        self._seen_done = True
+        if self._request.refused:
+            raise ClosedError(
+                f"store {self._path} was closed before the rows of {self._keys} keys were read; "
+                f"wait for them first"
+            )
+        if self._request.error is not None:
+            raise self._request.error
         return self._out
 
     def __repr__(self) -> str:
@@ -124,11 +124,59 @@ class Prefetch(Generic[T]):
             )
 
 
-class _Filled(NamedTuple):
-    """Memory that a request will fill."""
+class _Request:
+    """Arrays that the reader will fill, and what came of it.
 
-    future: futures.Future[None]
-    ranges: list[tuple[int, int]]
+    Not a future of the standard library, whose condition an interrupt can leave locked for ever:
+    here an interrupted wait costs those that wait beside it ``LOOK_SECONDS`` at most.
+    """
+
+    def __init__(self, parts: list[Part], announced: int | None) -> None:
+        self.ranges = [_range(values) for _, _, values, _ in parts]
+        """The memory that is filled."""
+        self.done = False
+        self.error: BaseException | None = None
+        """What reading has raised."""
+        self.refused = False
+        """Whether the store was closed before it was read."""
+        self._parts = parts
+        self._pins = [pin for _, _, values, _ in parts for pin in pinned(values)]
+        """Keep the arrays where they are."""
+        self._announced = announced
+        self._under_way = threading.Lock()
+        """Held until it is done."""
+        self._under_way.acquire()
+
+    def read(self, core: _core.Store) -> None:
+        """Fills the arrays."""
+        try:
+            if self._announced is not None:
+                core.begin(self._announced)
+            core.get(self._parts)
+        except BaseException as error:
+            self.error = error
+        self._end()
+
+    def refuse(self) -> None:
+        """Leaves the arrays as they are: the store is closed."""
+        self.refused = True
+        self._end()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Whether it was done in so many seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self.done:
+            left = LOOK_SECONDS if end is None else min(LOOK_SECONDS, end - time.monotonic())
+            if left < 0:
+                return False
+            if self._under_way.acquire(timeout=left):
+                self._under_way.release()
+        return True
+
+    def _end(self) -> None:
+        self._parts, self._pins = [], []
+        self.done = True
+        self._under_way.release()
 
 
 class Prefetcher:
@@ -142,9 +190,12 @@ class Prefetcher:
         self._lock = threading.RLock()
         """Guards what follows; never held while reading or waiting. A store that is dropped while
         it is held, by the same thread, may close."""
-        self._executor: futures.ThreadPoolExecutor | None = None
-        self._reader: int | None = None
-        self._filled: list[_Filled] = []
+        self._asked: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        """Requests in their order."""
+        self._readers: list[Worker] = []
+        """One, and those whose start was interrupted."""
+        self._started = False
+        self._unfinished: list[_Request] = []
         self._stopped = False
 
     def read(self, parts: Sequence[Part], out: T, announced: int | None) -> Prefetch[T]:
@@ -154,33 +205,37 @@ class Prefetcher:
         ``ClosedError``, ``ForkedError``; ``MisuseError`` inside the function of a ``modify``.
         """
         self.core.get([])
-        ranges = [_range(values) for _, _, values, _ in parts]
+        # The caller may change its keys while they wait.
+        kept: list[Part] = [
+            (handle, keys.copy(), values, None) for handle, keys, values, _ in parts
+        ]
+        request = _Request(kept, announced)
         with self._lock:
             if self._stopped:
                 raise ClosedError(f"store {self.path} is closed; open it again")
-            self._filled = [one for one in self._filled if not one.future.done()]
-            if len(self._filled) >= UNFINISHED_MAX:
+            self._unfinished = [one for one in self._unfinished if not one.done]
+            if len(self._unfinished) >= UNFINISHED_MAX:
                 raise MisuseError(
-                    f"{len(self._filled)} requests of store {self.path} wait to be read, at most "
-                    f"{UNFINISHED_MAX} may; wait for the first before the next is made"
+                    f"{len(self._unfinished)} requests of store {self.path} wait to be read, at "
+                    f"most {UNFINISHED_MAX} may; wait for the first before the next is made"
                 )
-            taken = [taken for one in self._filled for taken in one.ranges]
-            for place, mine in enumerate(ranges):
-                if any(_overlap(mine, other) for other in (*taken, *ranges[:place])):
+            taken = [taken for one in self._unfinished for taken in one.ranges]
+            for place, mine in enumerate(request.ranges):
+                if any(_overlap(mine, other) for other in (*taken, *request.ranges[:place])):
                     raise MisuseError(
                         "out overlaps an array that another request is filling; wait for it, or "
                         "give each request memory of its own"
                     )
-            if self._executor is None:
-                self._executor = futures.ThreadPoolExecutor(
-                    1, "embedrock prefetch", initializer=self._began
-                )
-            # The caller may change its keys while they wait.
-            kept = [(handle, keys.copy(), values, None) for handle, keys, values, _ in parts]
-            pins = [pin for _, _, values, _ in parts for pin in pinned(values)]
-            future = self._executor.submit(_read, self.core, kept, announced, pins)
-            self._filled.append(_Filled(future, ranges))
-        return Prefetch(future, out, sum(len(keys) for _, keys, _, _ in parts), self)
+            self._unfinished.append(request)
+            self._asked.put(request)
+            if not self._started:
+                # The interpreter must not end while a thread is in the engine.
+                atexit.register(self.stop)
+                reader = Worker(self._asked, self._read)
+                self._readers.append(reader)
+                reader.start()
+                self._started = True
+        return Prefetch(request, out, sum(len(keys) for _, keys, _, _ in parts), self)
 
     def stop(self) -> None:
         """Ends the request at hand and the thread; what waits to be read fails."""
@@ -188,22 +243,16 @@ class Prefetcher:
             return
         with self._lock:
             self._stopped = True
-            executor, self._executor = self._executor, None
-        if executor is not None:
+            atexit.unregister(self.stop)
+        for request in stop(self._readers, self._asked):
+            request.refuse()
+        for reader in self._readers:
             # A store that is found unreachable by its own reader closes on that thread.
-            executor.shutdown(wait=threading.get_ident() != self._reader, cancel_futures=True)
+            if not reader.is_current:
+                reader.join()
 
-    def _began(self) -> None:
-        self._reader = threading.get_ident()
-
-
-def _read(
-    core: _core.Store, parts: list[Part], announced: int | None, pins: Sequence[object]
-) -> None:
-    """Fills the arrays; ``pins`` keep them where they are until it is done."""
-    if announced is not None:
-        core.begin(announced)
-    core.get(parts)
+    def _read(self, request: _Request) -> None:
+        request.read(self.core)
 
 
 def _range(values: npt.NDArray[Any]) -> tuple[int, int]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
-import threading
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeVar, cast
 
-from embedrock.objects.remote import LOOK_SECONDS, Remote
+from embedrock._workers import LOOK_SECONDS, Worker, stop
+from embedrock.objects.remote import Remote
 
 __all__ = ["side_by_side"]
 
@@ -17,27 +16,24 @@ R = TypeVar("R")
 
 
 def side_by_side(
-    workers: int, jobs: Iterable[J], work: Callable[[J], R], remote: Remote, name: str
+    workers: int, jobs: Iterable[J], work: Callable[[J], R], remote: Remote
 ) -> Generator[tuple[J, R], None, None]:
     """Does all jobs, ``workers`` at a time, and gives each with its result as it is done.
 
     The first error ends it: jobs that were begun are waited for, and no other is begun. An
     interrupt, or a caller that ends early, ends requests of ``remote`` that have no answer.
     """
-    # Not an executor of the standard library: an interrupt of a call to it can leave one of its
-    # locks taken, for which its threads then wait for ever. These queues have none in Python.
     left = iter(jobs)
     begun: queue.SimpleQueue[Any] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[J, R | None, BaseException | None]] = queue.SimpleQueue()
-    threads: list[threading.Thread] = []
+    threads: list[Worker] = []
     running = 0
 
-    def worker() -> None:
-        while (job := begun.get()) is not _END:
-            try:
-                done.put((job, work(job), None))
-            except BaseException as error:
-                done.put((job, None, error))
+    def do(job: J) -> None:
+        try:
+            done.put((job, work(job), None))
+        except BaseException as error:
+            done.put((job, None, error))
 
     try:
         while True:
@@ -45,14 +41,11 @@ def side_by_side(
                 begun.put(job)
                 running += 1
                 if len(threads) < workers:
-                    named = f"{name}_{len(threads)}"
-                    threads.append(threading.Thread(target=worker, name=named, daemon=True))
+                    threads.append(Worker(begun, do))
                     threads[-1].start()
             if not running:
                 return
             try:
-                # A signal that comes between Python's look for signals and the system call that
-                # waits is seen after the call.
                 finished, result, error = done.get(timeout=LOOK_SECONDS)
             except queue.Empty:
                 continue
@@ -66,20 +59,13 @@ def side_by_side(
         raise
     finally:
         try:
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    begun.get_nowait()
-            for _ in threads:
-                begun.put(_END)
-            # A thread whose start was interrupted may never run: it is not alive.
+            stop(threads, begun)
             for thread in threads:
-                while thread.is_alive():
-                    thread.join(LOOK_SECONDS)
+                thread.join()
         except BaseException:
             # A second interrupt: nobody waits for jobs that were begun, and threads still end.
             remote.stop()
-            for _ in threads:
-                begun.put(_END)
+            stop(threads, begun)
             raise
 
 

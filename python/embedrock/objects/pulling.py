@@ -319,7 +319,7 @@ class _Pull:
         # In the order of files, so that few are open at once.
         jobs = (_Job(target, piece) for target in targets for piece in target.file.pieces)
         try:
-            work = side_by_side(self._workers, jobs, self._bring, self._remote, "embedrock-pull")
+            work = side_by_side(self._workers, jobs, self._bring, self._remote)
             # Nobody writes any more when the files are closed.
             with contextlib.closing(work):
                 for job, came in work:

@@ -278,7 +278,7 @@ class _Push:
         pieces: list[list[Piece]] = [[] for _ in listed]
         done = 0
         self._report(0, total)
-        work = side_by_side(self._workers, jobs, self._piece, self._remote, "embedrock-push")
+        work = side_by_side(self._workers, jobs, self._piece, self._remote)
         with contextlib.closing(work):
             for job, piece in work:
                 pieces[job.file].append(piece)

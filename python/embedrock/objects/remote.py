@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from embedrock._arguments import shown
 from embedrock._optional import missing
+from embedrock._workers import LOOK_SECONDS, Worker
 from embedrock.errors import (
     EmbedrockError,
     FullError,
@@ -27,7 +28,7 @@ from embedrock.errors import (
 )
 from embedrock.objects.folder import Folder, folder_of
 
-__all__ = ["LOOK_SECONDS", "Found", "Remote", "TakenError"]
+__all__ = ["Found", "Remote", "TakenError"]
 
 T = TypeVar("T")
 
@@ -67,8 +68,6 @@ _PER_DELETE = 1000
 _LIST_TRIES, _LIST_SECONDS = 5, 30.0
 """Attempts at a list that breaks off, and their total time. An absent server has been waited for by
 then."""
-LOOK_SECONDS = 0.2
-"""Seconds between checks of a waiting request whether the work was stopped."""
 
 
 class TakenError(EmbedrockError):
@@ -362,7 +361,10 @@ class Remote:
             except BaseException as error:
                 answers.put((None, error))
 
-        threading.Thread(target=ask, name="embedrock-request", daemon=True).start()
+        asked: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        asked.put(ask)
+        asked.put(None)
+        Worker(asked, lambda ask: ask()).start()
         while True:
             try:
                 answer, error = answers.get(timeout=LOOK_SECONDS)

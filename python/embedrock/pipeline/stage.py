@@ -47,7 +47,10 @@ class Stage(Generic[T]):
         self._items: deque[T] = deque()
         self._put = self._done = 0
         self._stopping = False
-        self._changed = threading.Condition()
+        # Taken as a lock, not as the condition, which is one in Python: an interrupt within its
+        # `__enter__` leaves it taken for ever.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._run, name=f"embedrock {name}")
         self._thread.start()
 
@@ -56,7 +59,7 @@ class Stage(Generic[T]):
 
         Errors: what an earlier item has raised; ``ClosedError`` when the stage was stopped.
         """
-        with self._changed:
+        with self._lock:
             self._wait(lambda: self._stopping or len(self._items) < self._limit)
             if self._stopping:
                 raise ClosedError(
@@ -71,7 +74,7 @@ class Stage(Generic[T]):
 
         Errors: what one of them has raised.
         """
-        with self._changed:
+        with self._lock:
             target = self._put
             self._wait(lambda: self._done >= target)
 
@@ -83,12 +86,12 @@ class Stage(Generic[T]):
 
     def fail(self, error: BaseException) -> None:
         """Has everybody who comes to the stage get this error, which its caller has got already."""
-        with self._changed:
+        with self._lock:
             self.error, self.told = error, True
 
     def stop(self, *, discard: bool) -> None:
         """Ends the thread when its items are done, or the one at hand with ``discard``."""
-        with self._changed:
+        with self._lock:
             self._stopping = True
             if discard:
                 kept = 1 if self._put > self._done else 0
@@ -108,7 +111,7 @@ class Stage(Generic[T]):
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while not self._items:
                     if self._stopping or not threading.main_thread().is_alive():
                         return
@@ -119,7 +122,7 @@ class Stage(Generic[T]):
                 self._work_on(item)
             finally:
                 del item
-                with self._changed:
+                with self._lock:
                     self._items.popleft()
                     self._done += 1
                     self.busy_s += perf_counter() - begin
@@ -130,6 +133,6 @@ class Stage(Generic[T]):
             if self.error is None:
                 self._work(item)
         except BaseException as error:
-            with self._changed:
+            with self._lock:
                 self.error = error
             self._failed()

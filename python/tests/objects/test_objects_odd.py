@@ -434,7 +434,7 @@ print("asks", flush=True)
 if sys.argv[2] == "one":
     ask(1)
 else:
-    for _ in side_by_side(4, range(9), ask, remote, "test"):
+    for _ in side_by_side(4, range(9), ask, remote):
         pass
 """
 

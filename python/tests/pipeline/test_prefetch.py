@@ -198,7 +198,7 @@ def test_arguments_are_refused_at_the_call(
         pytest.raises(MisuseError, match="belongs to another store"),
     ):
         store.lookahead([(other.table("ads", 4), [1])], [room(filled, 1)])
-    assert store._prefetcher._executor is None, "no thread for requests that are refused"
+    assert not store._prefetcher._readers, "no thread for requests that are refused"
 
 
 def test_memory_that_is_being_filled_is_refused_until_it_is_done(
@@ -275,11 +275,23 @@ def test_a_store_that_is_dropped_on_its_reader_closes_there(
     store: embedrock.Store, filled: embedrock.Table
 ) -> None:
     # The collector may find a store on any thread: the reader must not wait for its own end.
-    Gate(store).opened.set()
+    gate = Gate(store)
     reader = store._prefetcher
-    filled.lookahead([1], room(filled, 1)).wait()
-    assert reader._executor is not None
-    reader._executor.submit(reader.stop).result(60)
+    stopped_on = []
+
+    def stopping(parts: Any) -> None:
+        if parts:
+            reader.stop()
+            stopped_on.append(threading.get_ident())
+
+    coming = filled.lookahead([1], room(filled, 1))
+    gate.reached.wait()
+    gate.get = stopping  # type: ignore[method-assign]
+    behind = filled.lookahead([2], room(filled, 1))
+    gate.opened.set()
+    coming.wait(60)
+    behind.wait(60)
+    assert stopped_on == [reader._readers[0]._ident] != [threading.get_ident()]
     with pytest.raises(ClosedError):
         filled.lookahead([1], room(filled, 1))
 

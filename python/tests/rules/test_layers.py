@@ -18,7 +18,7 @@ ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 GROUPS = {
     "values": "_core _optional errors _arguments _arrays _distinct _durable _hashing _keys "
     "_listeners _loading _logs _made_keys _memory _names _ranks _references _rows _warnings "
-    "_wrapped clip commits initializers optimizers",
+    "_workers _wrapped clip commits initializers optimizers",
     "data": "data",
     "trace": "trace",
     "observe": "observe",
