@@ -72,7 +72,7 @@ test: ## Run the checks and the tests: Rust, Python, documented examples
 		$(RULES:%=--ignore=%)
 	$(BIN)/python -m pytest --durations=10 -m "alone and not long" $(call marked,alone)
 
-contests: setup ## Run the tests of the laboratory, long ones, and those with an S3 server
+contests: setup ## Run the tests of the laboratory, long ones, those with an S3 server or a Kafka broker
 	cargo clippy --locked --manifest-path lab/Cargo.toml --all-targets --profile test -- -D warnings
 	$(RUST_TESTS) --package embedrock-torture -- --ignored
 	cargo test --locked --manifest-path lab/Cargo.toml --workspace --exclude embedrock-partbench

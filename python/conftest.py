@@ -40,7 +40,6 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 _LONG_FIRST = (
-    "follow/test_kafka.py",
     "remote/test_cluster.py",
     "package/test_examples.py",
     "distributed/",

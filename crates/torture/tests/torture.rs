@@ -12,7 +12,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 fn stores_hold_through_every_fault() {
     let _alone = ALONE.lock();
     let limits = Limits::default();
-    let soak = Soak { first: 7_000, seeds: Some(16), time: None, limits, jobs: 2, failures_max: 1 };
+    let soak = Soak { first: 7_000, seeds: Some(10), time: None, limits, jobs: 2, failures_max: 1 };
     let outcome = soak.run(&mut |_| true);
     let failures: Vec<String> = outcome
         .failures
@@ -20,7 +20,7 @@ fn stores_hold_through_every_fault() {
         .map(|failure| embedrock_torture::text::failure(failure, "embedrock torture"))
         .collect();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
-    assert!(outcome.counts.operations > 3_200, "{} operations", outcome.counts.operations);
+    assert!(outcome.counts.operations > 2_000, "{} operations", outcome.counts.operations);
     for fault in Fault::ALL {
         assert!(outcome.counts.faults[fault as usize] > 0, "{} never struck", fault.name());
     }

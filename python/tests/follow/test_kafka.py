@@ -35,6 +35,8 @@ from topics import (
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -42,7 +44,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "s"
 
 
-@pytest.mark.long
 def test_a_topic_of_several_partitions_is_applied_once_in_parts(
     tmp_path: Path, path: Path, broker: Broker
 ) -> None:
@@ -77,7 +78,6 @@ def test_a_topic_of_several_partitions_is_applied_once_in_parts(
             source.poll()
 
 
-@pytest.mark.long
 def test_a_partition_that_is_added_later_is_followed(path: Path, broker: Broker) -> None:
     url = broker.create("growing", 1)
     send(url, (b"rows:1", row(1)))

@@ -28,6 +28,8 @@ from topics import (
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -75,7 +77,6 @@ def test_records_that_are_deleted_while_they_are_followed_are_told(broker: Broke
         assert lenient.position["offsets"]["0"][0] == 3
 
 
-@pytest.mark.long
 def test_a_compacted_topic_has_gaps_and_deletes(path: Path, broker: Broker) -> None:
     url = broker.create(
         "compacted",

@@ -17,6 +17,8 @@ from topics import DIM, ROWS, follow, make, reopened
 
 pytest.importorskip("confluent_kafka", reason="confluent-kafka is not installed")
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -24,7 +26,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "s"
 
 
-@pytest.mark.long
 def test_a_compacted_topic_has_the_changes_of_each_commit(
     tmp_path: Path, path: Path, broker: Broker
 ) -> None:

@@ -121,7 +121,7 @@ def test_ranks_of_trained_rows_are_those_of_the_model_in_memory(name: str, small
     assert (raw.ranks("pessimistic") > raw.ranks("optimistic")).all()
 
 
-@pytest.mark.parametrize("storage", ["log", "lsm"])
+@pytest.mark.parametrize("storage", ["log", pytest.param("lsm", marks=pytest.mark.long)])
 def test_the_table_is_read_once_whatever_is_asked(tmp_path: Any, storage: Any) -> None:
     count, dim = 60_000, 32
     with embedrock.open(tmp_path / "s", "4MiB", page_bytes=4096) as store:

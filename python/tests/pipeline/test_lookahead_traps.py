@@ -31,7 +31,7 @@ import pytest
 import embedrock
 
 ROWS, DIM, MEMORY = 30_000, 8, 1 << 20
-KINDS = ("log", "lsm")
+KINDS = ["log", pytest.param("lsm", marks=pytest.mark.long)]
 AHEAD = 4
 
 Keys = npt.NDArray[np.int64]
@@ -190,12 +190,12 @@ def test_what_a_window_keeps_it_gives_back(store: embedrock.Store) -> None:
     assert window["announced"] == window["finished"] == ahead
     store.window.release()
     until = time.monotonic() + 20
-    while store.stats()["memory"]["window_bytes"] > 0:
-        assert time.monotonic() < until, store.stats()["memory"]
+    least = 0.9 * before["memory"]["cache_bytes"]
+    # The cache takes what it gets back part by part.
+    while (memory := store.stats()["memory"])["window_bytes"] > 0 or memory["cache_bytes"] < least:
+        assert time.monotonic() < until, memory
         time.sleep(0.01)
-    memory = store.stats()["memory"]
     assert sum(memory.values()) <= MEMORY
-    assert memory["cache_bytes"] >= 0.9 * before["memory"]["cache_bytes"]
     # Rows that the window kept can leave: a pass over all others finds room for each.
     for part in np.array_split(rng.permutation(ROWS), 40):
         store.table("dense").get(part)

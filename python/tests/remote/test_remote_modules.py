@@ -101,10 +101,19 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "adamw": lambda model: embedrock.optim.AdamW(model, lr=0.01, weight_decay=0.1),
     "ftrl": lambda model: embedrock.optim.FTRL(model, lr=0.1, l1=0.01, beta=0.5),
 }
+SOON = ("adagrad", "adam")
+"""Those that `make test` tries."""
 
 
 @pytest.mark.parametrize(
-    ("kind", "together"), [("sgd", True), *((kind, False) for kind in sorted(OPTIMIZERS))]
+    ("kind", "together"),
+    [
+        ("sgd", True),
+        *(
+            pytest.param(kind, False, marks=[] if kind in SOON else [pytest.mark.long])
+            for kind in sorted(OPTIMIZERS)
+        ),
+    ],
 )
 def test_training_at_a_server_has_the_bits_of_training_here(
     kind: str, together: bool, writable: Served, tmp_path: Path

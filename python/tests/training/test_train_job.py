@@ -56,9 +56,13 @@ def movielens(tmp_path: Path, store: str = "store", **given: Any) -> TrainOption
 
 
 MAKERS = pytest.mark.parametrize("make", [criteo, avazu, movielens])
+ONE_SOON = pytest.mark.parametrize(
+    "make",
+    [criteo, *(pytest.param(make, marks=pytest.mark.long) for make in (avazu, movielens))],
+)
 
 
-@MAKERS
+@ONE_SOON
 def test_a_run_that_was_interrupted_and_resumed_ends_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
 ):
@@ -186,10 +190,7 @@ def test_a_run_is_not_resumed_with_other_settings(tmp_path: Path):
 ODD = {"epochs": 3, "lr": 0.3, "dense_lr": 0.2, "lr_decay": 0.5, "batch_size": 50, "bottom": (4,)}
 
 
-@pytest.mark.parametrize(
-    "make",
-    [criteo, *(pytest.param(make, marks=pytest.mark.long) for make in (avazu, movielens))],
-)
+@ONE_SOON
 def test_a_resumed_run_has_the_recipe_that_it_began_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, make: Any
 ):

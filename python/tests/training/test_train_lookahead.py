@@ -46,6 +46,8 @@ MODES: dict[str, dict[str, Any]] = {
         "window_group": WINDOW_GROUP,
     },
 }
+SOON = ("both", "schedule and pipeline", "all settings")
+"""Those that `make test` tries, which have the others in them."""
 
 
 def run_of(folder: Path, store: str, **given: Any) -> TrainOptions:
@@ -90,7 +92,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("announces")
-@pytest.mark.parametrize("mode", list(MODES)[1:])
+@pytest.mark.parametrize(
+    "mode",
+    [one if one in SOON else pytest.param(one, marks=pytest.mark.long) for one in [*MODES][1:]],
+)
 def test_losses_and_rows_have_the_same_bits_however_they_were_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: dict[str, Any], mode: str
 ) -> None:

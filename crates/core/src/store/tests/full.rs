@@ -197,7 +197,7 @@ fn no_room_at_any_write_leaves_all_as_it_was_or_says_that_the_store_must_be_open
 #[test]
 fn no_room_at_any_allocation_leaves_all_as_it_was() {
     each_kind(|| {
-        let step = stride(2) as usize;
+        let step = stride(3) as usize;
         let sum = every(step, "allocation", SimMedium::full_allocate);
         assert!(sum.full * step > 20 && sum.io == 0, "{sum:?}");
     });

@@ -388,7 +388,7 @@ fn power_cuts_while_room_is_given_back_leave_the_last_commit() {
     each_kind(|| {
         for bound in [Bound::Option, Bound::Device] {
             let (_, begin) = cut(bound, None);
-            let every = stride(307) as usize;
+            let every = stride(601) as usize;
             let is_cut = |operation: &u64| cut(bound, Some(*operation)).0;
             let cuts = (begin..).step_by(every).take_while(is_cut).count();
             assert!(cuts * every > 610, "only {cuts} operations were cut, every {every}th");

@@ -203,7 +203,7 @@ fn power_cuts_while_a_version_begins_leave_the_last_commit() {
     let fixture = Fixture::new();
     for commits in [0, 1, 3] {
         let cuts = |operation: &u64| cut_while_it_begins(&fixture, *operation, commits);
-        let every = stride(2) as usize;
+        let every = stride(5) as usize;
         let cuts = (1..).step_by(every).take_while(cuts).count();
         assert!(cuts * every > 4, "only {cuts} operations were cut, every {every}th");
     }

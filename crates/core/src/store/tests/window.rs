@@ -125,12 +125,12 @@ fn where_all_cores_are_taken_callers_do_not_stand_still() {
         let _cores = CORES.write();
         // While cores are busy nothing else gets on: the stores are made before.
         let [one, other] = [(); 2].map(|()| with_rows(with_window_of_one(600 << 10, 8)));
-        let others: Vec<Busy> = (0..2 * cores()).map(|_| Busy::new()).collect();
+        let others: Vec<Busy> = (0..cores()).map(|_| Busy::new()).collect();
         use_ahead_beside_busy_cores(one);
         drop(others);
         let busy = AtomicBool::new(true);
         std::thread::scope(|scope| {
-            for _ in 0..2 * cores() {
+            for _ in 0..cores() {
                 scope.spawn(|| {
                     while busy.load(Ordering::Relaxed) {
                         std::hint::spin_loop();
