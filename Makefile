@@ -27,8 +27,8 @@ export PYO3_PYTHON := $(BIN)/python
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo docs pages test contests nightly adapters built-tests tested-engine \
-	tested-others check check-rust check-python tsan torture planted bench peers wheel format \
-	lock clean
+	tested-others check check-rust check-types check-python tsan torture planted bench peers wheel \
+	format lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,7 +66,7 @@ test contests adapters: export OMP_WAIT_POLICY ?= passive
 
 test: ## Run the checks and the tests: Rust, Python, documented examples
 	@echo "Checks and the build of the tests run side by side and print when they are done."
-	$(BESIDE) BUILT=$(STAMPS)/build-test check built-tests
+	$(BESIDE) --jobs 3 BUILT=$(STAMPS)/build-test check built-tests
 	RUST_TEST_THREADS=3 $(BESIDE) tested-engine tested-others
 	$(BIN)/python -m pytest -n 5 --dist loadscope --durations=20 -m "not long and not alone" \
 		$(RULES:%=--ignore=%)
@@ -122,7 +122,7 @@ tested-others:
 	$(RUST_TESTS) --test '*'
 	$(RUST_TESTS) --doc
 
-check: check-rust check-python ## Formatting, lints, types, links, and the rules of this repository
+check: check-rust check-types check-python ## Formatting, lints, types, links, and the rules of this repository
 
 check-rust: $(STAMPS)/uv
 	cargo fmt --all --check
@@ -130,13 +130,16 @@ check-rust: $(STAMPS)/uv
 	@# With the profile of the tests both use the same macros and build scripts.
 	cargo clippy --locked --workspace --all-targets --all-features --profile test -- -D warnings
 
-check-python: $(BUILT) $(STAMPS)/lab
+# What needs no extension keeps a core busy while the first of the others compile with one thread.
+check-types: $(STAMPS)/dependencies
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+check-python: $(BUILT) $(STAMPS)/lab
 	$(BIN)/python -m pytest -q $(RULES)
 	@# Writes the bytecode of all tests once: five workers would each make it.
 	@said=$$($(BIN)/python -m pytest -q --collect-only) || { echo "$$said"; exit 1; }
-	$(BIN)/mypy
 	@# With the configuration it does not follow imports of torch: a quarter of the time.
 	$(BIN)/python -m mypy.stubtest embedrock._core --mypy-config-file pyproject.toml
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,15 +183,25 @@ def test_an_array_that_is_to_be_filled_is_not_resized(
 ) -> None:
     store, keys, gate = numbered_table.store, np.arange(TARGETED), threading.Event()
     numbered_table.lookahead([1], out=np.empty((1, 16), np.float32)).wait()
-    executor = store._prefetcher._executor
-    assert executor is not None
-    waiting = executor.submit(gate.wait)
+    core, reading = store._prefetcher.core, threading.Event()
+
+    class Waiting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(core, name)
+
+        def get(self, parts: Any) -> None:
+            if parts:
+                reading.set()
+                gate.wait()
+            core.get(parts)
+
+    store._prefetcher.core = Waiting()  # type: ignore[assignment]
     whole = np.zeros((TARGETED, 16), np.float32)
     filling = numbered_table.lookahead(keys, out=whole[:] if view else whole)
+    assert reading.wait(60)
     with pytest.raises(ValueError, match="cannot resize"):
         whole.resize((10 * TARGETED, 16), refcheck=False)
     gate.set()
-    assert waiting.result()
     filling.wait()
     np.testing.assert_array_equal(whole, numbered(keys, 16))
 

@@ -21,7 +21,7 @@ ROWS = 20_000
 OPTIONS: dict[str, Any] = {"page_bytes": 512, "seed": 5}
 BUDGET = "1MiB"
 KINDS: tuple[Any, Any] = ("log", "lsm")
-DTYPES = ("float32", "float16", "bfloat16")
+DTYPES = ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.long)]
 
 Both = dict[Any, embedrock.Store]
 

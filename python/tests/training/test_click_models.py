@@ -233,7 +233,7 @@ class Samples:
 
 
 # One with an extra value in each row, one with sequences, one with several targets.
-SOON = {"deepfm", "dien", "mmoe"}
+SOON = {"deepfm", "mmoe"}
 
 
 @pytest.mark.parametrize(
