@@ -81,6 +81,11 @@ fn routed_directories() -> Subject {
 
 /// Runs `test` on every medium; a failure names it.
 fn each(test: impl Fn(&dyn Medium)) {
+    on_each(&test);
+}
+
+/// Not generic: it would be compiled again for each test.
+fn on_each(test: &dyn Fn(&dyn Medium)) {
     for subject in subjects() {
         let result = catch_unwind(AssertUnwindSafe(|| test(subject.medium.as_ref())));
         if let Err(panic) = result {

@@ -121,6 +121,11 @@ impl Random {
 /// Runs `test` on a new life of every kind, with several seeds, or as many as `EMBEDROCK_SEEDS`
 /// says; a failure names both.
 fn each(usual: u64, test: impl Fn(Life)) {
+    on_each(usual, &test);
+}
+
+/// Not generic: it would be compiled again for each test.
+fn on_each(usual: u64, test: &dyn Fn(Life)) {
     for subject in &SUBJECTS {
         for seed in 1..=crate::test_extent::seeds(usual) {
             let result = catch_unwind(AssertUnwindSafe(|| test(Life::new(subject, seed))));

@@ -92,6 +92,7 @@ use crate::hash::{mix, table_salt};
 use crate::io::{Buffers, Medium, pow2_below};
 use crate::metrics::{Metrics, Timed};
 use crate::row::RowLayout;
+use crate::storage::page::ENTRY_BYTES;
 use crate::storage::{
     DirtyRow, PageReader, PageSource, Region, Residents, Storage, StorageRecovery,
 };
@@ -303,6 +304,12 @@ impl Class {
 
     pub(super) fn cache(&self) -> &Cache {
         &self.tier().cache
+    }
+
+    /// Rows that fill a page of a log, with its directory.
+    pub(super) fn rows_per_page(&self) -> u64 {
+        let (page, row) = (self.record.page_bytes as u64, self.record.row_bytes as u64);
+        (page / (row + ENTRY_BYTES as u64)).max(1)
     }
 
     /// Requests that a look-ahead window has in flight and the buffers that it reads with, where

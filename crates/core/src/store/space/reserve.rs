@@ -38,6 +38,26 @@ impl Inner {
         Ok(())
     }
 
+    /// As [`reserve`](Self::reserve), for rows of one class that need not be written: false, and
+    /// nothing is made ready, where that would take the last room from those that must.
+    pub(in crate::store) fn reserve_spare(
+        &self,
+        engine: &Engine,
+        class: &Class,
+        keys: &[Keys<'_>],
+    ) -> bool {
+        if self.options.read_only {
+            return false;
+        }
+        let has_room = {
+            let log = class.lock(&self.metrics);
+            let rows = class.unwritten_rows(&**log) + keys_of(keys);
+            let growth = log.growth_for(rows, self.room_for_upkeep(&**log));
+            growth == 0 || log.disk_bytes() + 2 * growth <= self.most_bytes(&**log)
+        };
+        has_room && self.reserve_all(engine, keys).is_ok()
+    }
+
     /// Makes sure that the journal has room for `rows` deletes. They take no room for rows.
     pub(in crate::store) fn reserve_deletes(
         &self,
@@ -194,6 +214,10 @@ impl Inner {
     pub(in crate::store) fn disk_bytes(&self) -> u64 {
         self.used_bytes(&self.history.lock())
     }
+}
+
+fn keys_of(batches: &[Keys<'_>]) -> u64 {
+    batches.iter().map(|batch| batch.keys.len() as u64).sum()
 }
 
 /// Keys that belong to a class, given by its index.

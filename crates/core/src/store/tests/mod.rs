@@ -87,8 +87,13 @@ fn each_kind_or_direct(test: impl Fn()) {
 }
 
 fn with_kind(kind: StorageKind, test: impl Fn()) {
+    run_with_kind(kind, &test);
+}
+
+/// Not generic: each of two hundred tests would have all of it compiled again.
+fn run_with_kind(kind: StorageKind, test: &dyn Fn()) {
     KIND.set(kind);
-    let done = catch_unwind(AssertUnwindSafe(&test));
+    let done = catch_unwind(AssertUnwindSafe(test));
     KIND.set(StorageKind::Log);
     if let Err(panic) = done {
         let text = panic.downcast_ref::<String>().cloned();

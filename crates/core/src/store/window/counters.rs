@@ -20,6 +20,7 @@ pub(super) struct Counters {
     pub(super) group_batches: AtomicU64,
     pub(super) loaded: AtomicU64,
     pub(super) turned_away: AtomicU64,
+    pub(super) rewritten: AtomicU64,
     pub(super) foreseen: AtomicU64,
     pub(super) not_foreseen: AtomicU64,
     pub(super) set_aside: AtomicU64,
@@ -74,6 +75,8 @@ pub struct WindowStats {
     pub group_batches: u64,
     /// Rows that were read ahead.
     pub rows_loaded: u64,
+    /// Rows that were written as they are, because those of their range were on too many pages.
+    pub rows_rewritten: u64,
     /// Rows that were read ahead and found their set full of rows that are used sooner.
     pub turned_away: u64,
     /// Rows that had to leave the cache although an announced batch uses them.
@@ -143,6 +146,7 @@ impl Store {
             groups: get(&c.groups),
             group_batches: get(&c.group_batches),
             rows_loaded: get(&c.loaded),
+            rows_rewritten: get(&c.rewritten),
             turned_away: get(&c.turned_away),
             schedule_right: get(&c.foreseen),
             schedule_wrong: get(&c.not_foreseen),

@@ -8,7 +8,10 @@
 //! pages allow. Rows of a range that verbs bring are held, too.
 //!
 //! Rows that are let go leave when others come, or at once, in the order of their ids: then those
-//! that have changed are written in about that order, and the range's next read is a long one.
+//! that have changed are written in about that order, and the range's next read is a long one. What
+//! has not changed stays where it was, among copies of others that are outdated by then. When a
+//! range was read from many more pages than its rows fill, all of its rows are written when it
+//! leaves, and share pages again.
 
 use super::super::engine::Table;
 use super::super::verbs::misses::write_or_park;
@@ -36,6 +39,9 @@ const WINDOW_PER_PORTION: u64 = 8;
 const CACHE_EIGHTHS: u64 = 7;
 /// Rows that leave under one lock of their class.
 const EVICTED_AT_ONCE: u64 = 256;
+/// A range that was read from so many times the pages that its rows fill is written as a whole.
+/// `docs/decisions/0031-a-scattered-range-is-written-as-a-whole.md` has what other numbers give.
+const SCATTERED: f64 = 1.2;
 /// The part of a window that runs of ids take at most.
 const WINDOW_PER_RUNS: u64 = 8;
 
@@ -60,6 +66,9 @@ struct Range {
     phase: Phase,
     /// Run and id that are read next.
     at: (usize, u64),
+    /// Rows that were read so far, and the pages that they were on.
+    rows_read: u64,
+    pages_read: u64,
     finished: bool,
     /// Its rows leave when it is finished.
     leaves: bool,
@@ -107,6 +116,8 @@ impl Ranges {
             rows,
             phase: Phase::Announced,
             at: (0, runs[0].0),
+            rows_read: 0,
+            pages_read: 0,
             finished: false,
             leaves: false,
         });
@@ -171,12 +182,14 @@ impl Ranges {
         Some(Portion { number: range.number, table: range.table, keys })
     }
 
-    /// A portion is read, the last one of a range that has `failed`.
-    fn was_read(&mut self, number: u64, failed: bool) {
+    /// A portion is read, so many rows of so many pages; the last one of a range where that failed.
+    fn was_read(&mut self, number: u64, read: Option<(u64, u64)>) {
         self.reading = None;
-        if let Some(range) = self.find(number)
-            && (failed || range.at.0 == range.runs.len())
-        {
+        let Some(range) = self.find(number) else { return };
+        let (rows, pages) = read.unwrap_or_default();
+        range.rows_read += rows;
+        range.pages_read += pages;
+        if read.is_none() || range.at.0 == range.runs.len() {
             range.phase = Phase::Read;
         }
     }
@@ -368,18 +381,23 @@ impl Plan {
         engine: &Engine,
         number: u64,
     ) -> Result<()> {
-        let leaves = {
+        let (leaves, rows_read, pages_read) = {
             let ranges = &mut shared.state.lock().ranges;
-            let leaves = ranges.find(number).is_some_and(|range| range.leaves);
+            let found = ranges.find(number).map(|r| (r.leaves, r.rows_read, r.pages_read));
             ranges.ranges.retain(|range| range.number != number);
-            leaves
+            found.unwrap_or_default()
         };
         let Some(at) = self.holdings.iter().position(|holding| holding.number == number) else {
             return Ok(());
         };
         let Holding { table: id, runs, .. } = self.holdings.remove(at);
         let Some(table) = engine.table(id.0) else { return Ok(()) };
-        let cache = engine.classes[table.class].cache();
+        let class = &engine.classes[table.class];
+        let cache = class.cache();
+        let filled = rows_read as f64 / class.rows_per_page() as f64;
+        let is_scattered = leaves && pages_read as f64 >= SCATTERED * filled.max(1.0);
+        // Merges of an lsm bring rows together.
+        let mut rewrites = is_scattered && !class.log.lock().sorts_writes();
         cache.let_go(number);
         for (first, last) in runs.iter() {
             cache.ahead(
@@ -388,7 +406,7 @@ impl Plan {
                 |i, at| cache.unmark_held(at, id.0, first + i as u64),
             );
             if leaves {
-                inner.evict(engine, table, (*first, *last))?;
+                inner.evict(shared, engine, table, (*first, *last), &mut rewrites)?;
             }
         }
         Ok(())
@@ -396,27 +414,47 @@ impl Plan {
 }
 
 impl Inner {
-    /// Rows of a run leave the cache, in the order of their ids, but for those that are held.
-    fn evict(&self, engine: &Engine, table: &Table, (first, last): Run) -> Result<()> {
+    /// Rows of a run leave the cache, in the order of their ids, but for those that are held. With
+    /// `rewrites` those are written, too, that are stored as they are, until the disk has no room.
+    fn evict(
+        &self,
+        shared: &Shared,
+        engine: &Engine,
+        table: &Table,
+        (first, last): Run,
+        rewrites: &mut bool,
+    ) -> Result<()> {
         let class = &engine.classes[table.class];
         let cache = class.cache();
         let mut next = first;
         while next < last {
             let end = last.min(next + EVICTED_AT_ONCE);
+            let ids: Vec<u64> = if *rewrites { (next..end).collect() } else { Vec::new() };
+            let batch = [Keys { table, keys: &ids }];
+            *rewrites = *rewrites && self.reserve_spare(engine, class, &batch);
             let mut log = class.lock(&self.metrics);
             for key in next..end {
                 self.make_room_ahead(engine, class, &mut **log)?;
-                let (mut dirty, mut parked) = (false, Ok(()));
-                let left = cache.evict(table.locate(cache, key), table.id(), key, |victim| {
+                let (mut dirty, mut rewritten, mut parked) = (false, false, Ok(()));
+                let left = cache.evict(table.locate(cache, key), table.id(), key, |mut victim| {
                     dirty = victim.dirty;
+                    // One that nobody wrote stays so.
+                    if *rewrites && !dirty && log.contains(table.id(), key) == Some(true) {
+                        (rewritten, victim.dirty) = (true, true);
+                        victim.dirty_since = class.now();
+                    }
                     parked = write_or_park(&mut **log, class, victim);
                 });
                 self.metrics.evicted.fetch_add(u64::from(left), Ordering::Relaxed);
                 self.metrics.evicted_dirty.fetch_add(u64::from(dirty), Ordering::Relaxed);
+                shared.counters.rewritten.fetch_add(u64::from(rewritten), Ordering::Relaxed);
                 self.poison_on_error(parked)?;
             }
             // A verb that waits for the class comes first.
             MutexGuard::unlock_fair(log);
+            if *rewrites {
+                self.end_reservation(&engine.classes, &batch);
+            }
             next = end;
         }
         Ok(())
@@ -436,7 +474,7 @@ impl Inner {
         let _busy = Busy(shared);
         let read = self.read_rows_of(shared, portion);
         let mut state = shared.state.lock();
-        state.ranges.was_read(portion.number, read.is_err());
+        state.ranges.was_read(portion.number, read.as_ref().ok().copied());
         drop(state);
         shared.wake();
         shared.progress.notify_all();
@@ -445,15 +483,16 @@ impl Inner {
                 shared.failed(error.to_string());
                 Ok(())
             }
-            read => read,
+            read => read.map(drop),
         }
     }
 
-    fn read_rows_of(&self, shared: &Shared, portion: &Portion) -> Result<()> {
+    /// Reads the rows of a portion that are not there; how many came, and from how many pages.
+    fn read_rows_of(&self, shared: &Shared, portion: &Portion) -> Result<(u64, u64)> {
         let _timed = Timed::new(&shared.counters.reading_ns);
         let engine = self.planned_engine()?;
         // A reader that has moved to another commit may have no such table.
-        let Some(table) = engine.table(portion.table.0) else { return Ok(()) };
+        let Some(table) = engine.table(portion.table.0) else { return Ok((0, 0)) };
         let class = &engine.classes[table.class];
         let cache = class.cache();
         let (mut keys, mut places) = (Vec::new(), Vec::new());
@@ -472,8 +511,9 @@ impl Inner {
         let report = self.visit_ahead(&engine, class, &batch, places, &mut op);
         shared.counters.loaded.fetch_add(op.loaded, Ordering::Relaxed);
         shared.counters.turned_away.fetch_add(op.turned_away, Ordering::Relaxed);
-        shared.counters.count_read(&report?);
-        Ok(())
+        let report = report?;
+        shared.counters.count_read(&report);
+        Ok((op.loaded, report.read.pages))
     }
 }
 
