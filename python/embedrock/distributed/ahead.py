@@ -32,12 +32,14 @@ from embedrock.distributed.payload import Payload, by_table, pieces_of
 from embedrock.distributed.routing import Route
 from embedrock.distributed.table import ShardTable
 from embedrock.errors import ClosedError, EmbedrockError, MisuseError, NotFoundError
+from embedrock.pipeline.keys import TableKeys
+from embedrock.pipeline.scheduled import PassSchedule
 
 if TYPE_CHECKING:
     from embedrock.distributed.shard import Shard
     from embedrock.table import Table
 
-__all__ = ["Kept", "Pass", "ShardWindow"]
+__all__ = ["Asked", "Kept", "Pass", "ShardWindow"]
 
 ANNOUNCED_MAX = 512
 """Batches that are announced and not finished; their ids are kept beside the budget."""
@@ -67,10 +69,32 @@ class Kept:
 class Pass:
     """One pass over batches of all ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, schedule: PassSchedule | None = None) -> None:
         """Begins."""
+        self.schedule = schedule
+        """Of what all ranks request from this one."""
+        self.batches = 0
+        """Batches that were exchanged so far."""
         self.ended = False
         """Some rank has no more, or has failed; written by the thread alone."""
+        self.failed = False
+        """An error of the pass has reached all ranks."""
+
+
+@dataclass
+class Asked:
+    """The ids of one step, exchanged."""
+
+    keys: list[npt.NDArray[np.uint64]]
+    """Distinct keys of each table that this rank requests."""
+    pieces: list[list[npt.NDArray[np.uint64]]]
+    """The keys that each rank requests from this one, by rank and table."""
+    tables: list[Table]
+    """The tables of this rank's store."""
+
+    def of_all(self) -> dict[Table, npt.NDArray[np.uint64]]:
+        """The keys that all ranks request from this one, by its own tables."""
+        return {table: by_table(self.pieces, i) for i, table in enumerate(self.tables)}
 
 
 @dataclass
@@ -246,8 +270,32 @@ class ShardWindow:
 
     def _work(self, job: _Job) -> Kept | None:
         """Exchanges the ids of one batch; None where some rank has no more."""
-        shard, parts = self._shard, job.parts or []
-        failed, route = job.failed, None
+        asked = self._asked("announce", job.parts, job.failed, job.of)
+        if asked is None:
+            return None
+        of_all = asked.of_all()
+        announced: dict[Table | str, ArrayLike] = {table: keys for table, keys in of_all.items()}
+        place, job.of.batches = job.of.batches, job.of.batches + 1
+        local = None
+        with contextlib.suppress(EmbedrockError):  # reading the rows raises it again
+            scheduled = None
+            if job.of.schedule is not None:
+                parts = [TableKeys(table, keys) for table, keys in of_all.items()]
+                scheduled = job.of.schedule.of(place, parts)
+            local = self._shard.store.window.announce(announced, schedule=scheduled)
+        places = {table.name: place for place, table in enumerate(asked.tables)}
+        self._exchanged += 1
+        return Kept(self._exchanged, places, asked.keys, asked.pieces, local)
+
+    def _asked(
+        self,
+        name: str,
+        own: list[tuple[ShardTable, Keys]] | None,
+        failed: BaseException | None,
+        of: Pass,
+    ) -> Asked | None:
+        """Exchanges the ids of a step of all ranks; None where some rank has no more."""
+        shard, parts, route = self._shard, own or [], None
         try:
             once = [(table, self._once(keys)) for table, keys in parts]
             found = shard._keys_of(once)
@@ -255,17 +303,17 @@ class ShardWindow:
         except Exception as error:
             failed = failed or error
         names = tuple(table.name for table, _ in parts)
-        verb = Verb("announce", names)
-        note = 0 if job.parts is None else digest_of(repr(names))
+        verb = Verb(name, names)
+        note = 0 if own is None else digest_of(repr(names))
         with self._exchange as exchange:
             # A rank that has no more names no tables.
             try:
-                met = exchange.meet(Verb("announce"), failed=failed, note=note)
+                met = exchange.meet(Verb(name), failed=failed, note=note)
             except Exception:  # of whatever kind: the pass ends for all, or for nobody
-                job.of.ended = job.of is not self._usual
+                of.ended = of is not self._usual
                 raise
             if not met.notes.all():
-                job.of.ended = True
+                of.ended = True
                 return None
             if (met.notes != note).any():
                 exchange.raise_difference(verb)
@@ -273,15 +321,7 @@ class ShardWindow:
             theirs = exchange.counts(verb, route.counts)
             asked = self._payload.ids(verb, route, theirs).copy()
         pieces = pieces_of(asked, theirs)
-        announced: dict[Table | str, ArrayLike] = {
-            table.local: by_table(pieces, i) for i, (table, _) in enumerate(parts)
-        }
-        local = None
-        with contextlib.suppress(EmbedrockError):  # reading the rows raises it again
-            local = shard.store.window.announce(announced)
-        places = {name: place for place, name in enumerate(names)}
-        self._exchanged += 1
-        return Kept(self._exchanged, places, [keys for _, keys in once], pieces, local)
+        return Asked([keys for _, keys in once], pieces, [table.local for table, _ in parts])
 
     def _once(self, keys: Keys) -> npt.NDArray[np.uint64]:
         return keys.flat.copy() if self._shard._each_occurrence else distinct(keys.flat)[0]

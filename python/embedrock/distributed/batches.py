@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, cast
 
-from embedrock._arguments import iterable, whole
+from embedrock._arguments import iterable, shown, whole
+from embedrock._warnings import warn
 from embedrock.distributed.ahead import Pass
 from embedrock.distributed.exchange import Verb
+from embedrock.distributed.schedules import RankSchedules
 from embedrock.distributed.table import ShardTable
-from embedrock.errors import MisuseError, NotFoundError
+from embedrock.errors import LookaheadWarning, MisuseError, NotFoundError
 from embedrock.pipeline.keys import KeyFinder, KeysOf, for_model
 from embedrock.table import Table
 
@@ -46,6 +48,7 @@ class ShardBatches(Generic[B]):
         model: Any,
         keys_of: KeysOf | None,
         ahead: int,
+        schedule: Literal["epoch"] | None,
     ) -> None:
         """Draws nothing yet."""
         self._shard = shard
@@ -55,14 +58,22 @@ class ShardBatches(Generic[B]):
         self._finder: KeyFinder | None = None
         if self._ahead and (model is not None or keys_of is not None):
             self._finder = _Finder(shard, for_model(model) if keys_of is None else keys_of)
+        self._schedules: RankSchedules | None = None
+        if schedule is not None:
+            self._schedules = self._scheduled(schedule)
+        self._told = False
         self.left_out = 0
         """Batches of the last pass that were drawn and not handed out: other ranks had no more."""
+        self.scheduled = 0
+        """Batches of the last pass that were those of its schedule, on this rank."""
         self._position: Any = None
 
     def __iter__(self) -> Iterator[B]:
         """A pass over the loader. Collective, and so is each step of it."""
         ahead = 0 if self._finder is None else self._ahead
         told = f"{ahead} batches ahead" if ahead else "nothing ahead"
+        if self._schedules is not None:
+            ahead, told = -ahead, f"{told}, with a schedule"
         failed: BaseException | None = None
         try:
             self.left_out, self._position = 0, self._state()
@@ -94,6 +105,22 @@ class ShardBatches(Generic[B]):
         self._position = None
         self.loader.load_state_dict(state_dict)  # type: ignore[attr-defined]
 
+    def _scheduled(self, schedule: object) -> RankSchedules:
+        if not isinstance(schedule, str) or schedule != "epoch":
+            raise MisuseError(f"schedule is {shown(schedule)}, expected 'epoch' or None")
+        if self._finder is None:
+            raise MisuseError(
+                "schedule is 'epoch', but nothing is read ahead: pass the model, or keys_of, and "
+                "ahead above 0"
+            )
+        return RankSchedules(self._shard, self.loader, self._finder, self._ahead)
+
+    def _tell(self, message: str) -> None:
+        """Warns, once."""
+        if not self._told:
+            self._told = True
+            warn(message, LookaheadWarning)
+
     def _check_stateful(self) -> None:
         if not (hasattr(self.loader, "state_dict") and hasattr(self.loader, "load_state_dict")):
             raise MisuseError(
@@ -124,7 +151,8 @@ class ShardBatches(Generic[B]):
             yield cast(B, batch)
 
     def _announced(self, finder: KeyFinder) -> Iterator[B]:
-        window, of, iterator = self._shard.window, Pass(), iter(self.loader)
+        schedule = None if self._schedules is None else self._schedules.next(self._tell)
+        window, of, iterator = self._shard.window, Pass(schedule), iter(self.loader)
         waiting: deque[_Drawn] = deque()
         drawn: _Drawn | None = None
         ended = False
@@ -144,6 +172,7 @@ class ShardBatches(Generic[B]):
                 yield cast(B, drawn.batch)
         finally:
             window.clear()
+            self.scheduled = 0 if schedule is None else schedule.right
 
     def _draw(self, iterator: Iterator[B], finder: KeyFinder, of: Pass) -> _Drawn:
         """The next batch, announced. An error is raised by all ranks, when the batch is due."""

@@ -323,6 +323,7 @@ class Shard(RankCommits):
         *,
         keys_of: KeysOf | None = None,
         ahead: int = 32,
+        schedule: Literal["epoch"] | None = None,
     ) -> ShardBatches[B]:
         """The batches of this rank's loader, as many as every rank has. Iterating is collective.
 
@@ -334,10 +335,15 @@ class Shard(RankCommits):
         before they are used, their ids exchanged on a thread, and their rows read ahead on the
         ranks that have them. Results are the same.
 
+        With ``schedule="epoch"`` the ranks look at the ids of a whole pass before it begins: then
+        each knows when its rows are used next (``docs/lookahead.md``). Loaders are those that
+        :class:`embedrock.LookaheadLoader` takes a schedule for; ``ahead`` should be some hundreds.
+        Where one rank cannot know its batches all go on without, with a ``LookaheadWarning``.
+
         >>> for batch in shard.batches(loader, model):  # doctest: +SKIP
         ...     loss = criterion(model(batch), batch["label"])
         """
-        return ShardBatches(self, loader, model, keys_of, ahead)
+        return ShardBatches(self, loader, model, keys_of, ahead, schedule)
 
     def loss_weight(self, count: int) -> float:
         """Factor for a mean loss over ``count`` samples if ranks have batches of different sizes:
