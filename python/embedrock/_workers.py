@@ -28,18 +28,23 @@ class Worker:
     """
 
     def __init__(self, asked: queue.SimpleQueue[Any], work: Callable[[Any], None]) -> None:
-        """Starts nothing yet: who stops workers has to know this one before."""
+        """Starts nothing yet: note it among the workers to stop before you start it."""
         self._asked, self._work = asked, work
         self._ident: int | None = None
         """Of the thread, once it has begun."""
         self._ended = False
         self._running = threading.Lock()
-        """Held while it runs, and by who has waited for it; one that an interrupt has left taken
-        costs a wait ``LOOK_SECONDS``."""
+        """Held while the thread runs. A wait takes it for a moment; when an interrupt leaves it
+        taken, other waits lose ``LOOK_SECONDS`` at most."""
 
     def start(self) -> None:
         """Starts it. One whose start is interrupted may come to run later, or never."""
         _thread.start_new_thread(self._run, ())
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has run to its end."""
+        return self._ended
 
     @property
     def is_current(self) -> bool:

@@ -18,7 +18,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -131,7 +131,11 @@ class _Request:
     here an interrupted wait costs those that wait beside it ``LOOK_SECONDS`` at most.
     """
 
-    def __init__(self, parts: list[Part], announced: int | None) -> None:
+    def __init__(
+        self, parts: list[Part], announced: int | None, is_over: Callable[[], bool]
+    ) -> None:
+        self._is_over = is_over
+        """Whether nobody reads any more."""
         self.ranges = [_range(values) for _, _, values, _ in parts]
         """The memory that is filled."""
         self.done = False
@@ -171,6 +175,8 @@ class _Request:
                 return False
             if self._under_way.acquire(timeout=left):
                 self._under_way.release()
+            elif self._is_over() and not self.done:  # whoever stopped the reader was interrupted
+                self.refuse()
         return True
 
     def _end(self) -> None:
@@ -209,7 +215,7 @@ class Prefetcher:
         kept: list[Part] = [
             (handle, keys.copy(), values, None) for handle, keys, values, _ in parts
         ]
-        request = _Request(kept, announced)
+        request = _Request(kept, announced, self._is_over)
         with self._lock:
             if self._stopped:
                 raise ClosedError(f"store {self.path} is closed; open it again")
@@ -226,8 +232,8 @@ class Prefetcher:
                         "out overlaps an array that another request is filling; wait for it, or "
                         "give each request memory of its own"
                     )
-            self._unfinished.append(request)
             self._asked.put(request)
+            self._unfinished.append(request)
             if not self._started:
                 # The interpreter must not end while a thread is in the engine.
                 atexit.register(self.stop)
@@ -243,13 +249,16 @@ class Prefetcher:
             return
         with self._lock:
             self._stopped = True
-            atexit.unregister(self.stop)
         for request in stop(self._readers, self._asked):
             request.refuse()
         for reader in self._readers:
             # A store that is found unreachable by its own reader closes on that thread.
             if not reader.is_current:
                 reader.join()
+        atexit.unregister(self.stop)
+
+    def _is_over(self) -> bool:
+        return self._stopped and all(reader.has_ended for reader in self._readers)
 
     def _read(self, request: _Request) -> None:
         request.read(self.core)

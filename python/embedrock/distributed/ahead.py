@@ -26,6 +26,7 @@ from embedrock._arguments import shown
 from embedrock._arrays import ArrayLike, Keys, as_keys
 from embedrock._distinct import distinct
 from embedrock._names import beside
+from embedrock.ahead import BatchSchedule
 from embedrock.distributed.exchange import Exchange, Verb
 from embedrock.distributed.making import digest_of
 from embedrock.distributed.payload import Payload, by_table, pieces_of
@@ -79,6 +80,27 @@ class Pass:
         """Some rank has no more, or has failed; written by the thread alone."""
         self.failed = False
         """An error of the pass has reached all ranks."""
+        self.told: list[str] = []
+        """What is to be said of the schedule, by the thread of the loop."""
+        if schedule is not None:
+            schedule.tell = self.told.append
+
+    def scheduled(
+        self, place: int, keys: Mapping[Table, npt.NDArray[np.uint64]]
+    ) -> BatchSchedule | None:
+        """The schedule's entry for a batch. An error of this rank's file costs the schedule alone:
+        other ranks wait for the batch."""
+        if self.schedule is None:
+            return None
+        try:
+            return self.schedule.of(place, [TableKeys(table, keys[table]) for table in keys])
+        except Exception as error:
+            self.schedule.over = True
+            self.told.append(
+                f"the schedule of this pass cannot be read: {type(error).__name__}: {error}; the "
+                f"pass goes on without, with the same results"
+            )
+            return None
 
 
 @dataclass
@@ -228,6 +250,11 @@ class ShardWindow:
             begin += length
         return kept
 
+    def _settle(self) -> None:
+        """Waits until the ids of all that is announced are exchanged, or have failed."""
+        for result in self._open.values():
+            result.exception()
+
     def _forget_rows(self) -> None:
         """The store of this rank has gone back, and its window forgot everything: ids that are
         known stay so, and their rows are read when they are needed.
@@ -277,11 +304,8 @@ class ShardWindow:
         announced: dict[Table | str, ArrayLike] = {table: keys for table, keys in of_all.items()}
         place, job.of.batches = job.of.batches, job.of.batches + 1
         local = None
+        scheduled = job.of.scheduled(place, of_all)
         with contextlib.suppress(EmbedrockError):  # reading the rows raises it again
-            scheduled = None
-            if job.of.schedule is not None:
-                parts = [TableKeys(table, keys) for table, keys in of_all.items()]
-                scheduled = job.of.schedule.of(place, parts)
             local = self._shard.store.window.announce(announced, schedule=scheduled)
         places = {table.name: place for place, table in enumerate(asked.tables)}
         self._exchanged += 1

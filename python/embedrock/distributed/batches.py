@@ -168,6 +168,8 @@ class ShardBatches(Generic[B]):
                     self.left_out = sum(not one.is_last for one in (drawn, *waiting))
                     return
                 window.begin(drawn.number)
+                if of.told:
+                    self._tell(of.told.pop())
                 self._position = drawn.position
                 yield cast(B, drawn.batch)
         finally:

@@ -130,6 +130,11 @@ class Exchange:
         self._busy = threading.Lock()
         self._options = dist.AllToAllOptions()
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether ranks are out of step, or out of reach, for good."""
+        return self._broken is not None
+
     def __enter__(self) -> Exchange:
         """Begins a verb. Errors: ``MisuseError`` while another thread is within one."""
         if not self._busy.acquire(blocking=False):

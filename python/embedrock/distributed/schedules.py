@@ -58,6 +58,7 @@ class RankSchedules(EpochSchedules):
         """The schedule of the pass that begins. Collective."""
         coming: _Coming | None = None
         failed: BaseException | None = None
+        self._shard.window._settle()  # its thread has the group until then
         with generators_kept():
             try:
                 coming = self._look()
@@ -66,6 +67,8 @@ class RankSchedules(EpochSchedules):
             try:
                 schedule = self._together(coming, failed)
             except Exception as error:  # of this rank or of another
+                if self._shard.window._exchange.is_broken:
+                    raise
                 tell(
                     f"there is no schedule for this pass: {type(error).__name__}: {error}; it goes "
                     f"on without, with the same results"

@@ -337,8 +337,9 @@ class Shard(RankCommits):
 
         With ``schedule="epoch"`` the ranks look at the ids of a whole pass before it begins: then
         each knows when its rows are used next (``docs/lookahead.md``). Loaders are those that
-        :class:`embedrock.LookaheadLoader` takes a schedule for; ``ahead`` should be some hundreds.
-        Where one rank cannot know its batches all go on without, with a ``LookaheadWarning``.
+        :class:`embedrock.LookaheadLoader` takes a schedule for. Give it some hundred batches
+        ``ahead``, 512 at most: stretches of a schedule are a third of them. Where one rank cannot
+        know its batches all go on without, with a ``LookaheadWarning``.
 
         >>> for batch in shard.batches(loader, model):  # doctest: +SKIP
         ...     loss = criterion(model(batch), batch["label"])

@@ -11,7 +11,8 @@ import pytest
 
 import embedrock
 import ranks
-from embedrock.errors import FullError, LookaheadWarning, MisuseError
+from embedrock.errors import FullError, IoError, LookaheadWarning, MisuseError
+from embedrock.pipeline.scheduled import PassSchedule
 from rankchecks import Check, all_ranks_raise, assert_passed, outcomes_of, sharing, table_of
 
 pytest.importorskip("torch")
@@ -69,8 +70,9 @@ def loader_of(rank: int, world: int, shuffle: bool = True) -> Any:
     from torch.utils.data import DataLoader, DistributedSampler
 
     ids = torch.randint(0, KEYS, (SAMPLES, IDS), generator=torch.Generator().manual_seed(5))
-    sampler = DistributedSampler(ids, world, rank, shuffle=shuffle, seed=9)  # type: ignore[arg-type]
-    return DataLoader(ids, 8, sampler=sampler)  # type: ignore[arg-type]
+    dataset: Any = ids
+    sampler = DistributedSampler(dataset, world, rank, shuffle=shuffle, seed=9)
+    return DataLoader(dataset, 8, sampler=sampler)
 
 
 @check
@@ -117,6 +119,44 @@ def one_rank_that_cannot_write_has_all_go_on_without(rank: int, world: int, fold
         with pytest.warns(LookaheadWarning, match="the disk of rank 0 is full"):
             found = trained(shard, batches, 1, schedule="epoch")
         assert found["scheduled"] == [0]
+
+
+@check
+def a_rank_without_a_batch_has_all_go_on_without(rank: int, world: int, folder: Path) -> None:
+    batches = [np.arange(3 * i, 3 * i + 9) for i in range(30 * rank)]
+    with sharing(folder, "none", rank) as shard:
+        assert trained(shard, batches, 2, schedule="epoch")["scheduled"] == [0, 0]
+
+
+@check
+def a_schedule_that_cannot_be_read_costs_its_rank_the_schedule(
+    rank: int, world: int, folder: Path
+) -> None:
+    batches = [np.arange(3 * i, 3 * i + 9) for i in range(30)]
+    with sharing(folder, "unread", rank) as shard, pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            assert trained(shard, batches, 1, schedule="epoch")["scheduled"] == [30]
+            return
+        read = PassSchedule.of
+
+        def failing(self: Any, place: int, parts: Any) -> Any:
+            if place == 5:
+                raise IoError("the disk of rank 0 does not answer")
+            return read(self, place, parts)
+
+        patch.setattr(PassSchedule, "of", failing)
+        with pytest.warns(LookaheadWarning, match="the disk of rank 0 does not answer"):
+            assert trained(shard, batches, 1, schedule="epoch")["scheduled"] == [5]
+
+
+@check
+def what_was_announced_by_hand_is_exchanged_first(rank: int, world: int, folder: Path) -> None:
+    batches = [np.arange(3 * i, 3 * i + 9) for i in range(30)]
+    with sharing(folder, "by-hand", rank) as shard:
+        table = table_of(shard)
+        for i in range(50):
+            shard.window.announce({table: np.arange(i, i + 100 * (1 + rank))})
+        assert trained(shard, batches, 1, schedule="epoch")["scheduled"] == [30]
 
 
 @check

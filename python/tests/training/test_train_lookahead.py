@@ -47,7 +47,7 @@ MODES: dict[str, dict[str, Any]] = {
     },
 }
 SOON = ("both", "schedule and pipeline", "all settings")
-"""Those that `make test` tries, which have the others in them."""
+"""Those that `make test` tries: together they have every setting of the others."""
 
 
 def run_of(folder: Path, store: str, **given: Any) -> TrainOptions:

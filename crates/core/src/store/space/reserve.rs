@@ -39,21 +39,24 @@ impl Inner {
     }
 
     /// As [`reserve`](Self::reserve), for rows of one class that need not be written: false, and
-    /// nothing is made ready, where that would take the last room from those that must.
+    /// nothing is made ready, where that could take room from rows that must be, and where nobody
+    /// has changed a row since the store was opened: the first change drops later commits.
     pub(in crate::store) fn reserve_spare(
         &self,
         engine: &Engine,
         class: &Class,
         keys: &[Keys<'_>],
     ) -> bool {
-        if self.options.read_only {
+        if !self.writing.load(Ordering::Acquire) || self.check_writable().is_err() {
             return false;
         }
         let has_room = {
             let log = class.lock(&self.metrics);
-            let rows = class.unwritten_rows(&**log) + keys_of(keys);
+            // All rows of the cache may have to be written before a commit frees anything.
+            let beside = class.cache().row_capacity() + log.rows_of_cut();
+            let rows = class.unwritten_rows(&**log) + beside + keys_of(keys);
             let growth = log.growth_for(rows, self.room_for_upkeep(&**log));
-            growth == 0 || log.disk_bytes() + 2 * growth <= self.most_bytes(&**log)
+            log.disk_bytes().saturating_add(growth) <= self.most_bytes(&**log)
         };
         has_room && self.reserve_all(engine, keys).is_ok()
     }

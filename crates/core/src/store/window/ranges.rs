@@ -69,9 +69,22 @@ struct Range {
     /// Rows that were read so far, and the pages that they were on.
     rows_read: u64,
     pages_read: u64,
+    /// Portions that were read: two of them share a page where they meet.
+    portions: u64,
     finished: bool,
     /// Its rows leave when it is finished.
     leaves: bool,
+}
+
+impl Range {
+    /// Whether it was read from many more pages than its rows fill: as far as that can be told,
+    /// where most of them were read, and beside the pages at the ends of runs and of portions.
+    fn is_scattered(&self, rows_per_page: u64) -> bool {
+        let ends = self.portions + self.runs.len() as u64;
+        let filled = self.rows_read as f64 / rows_per_page as f64;
+        2 * self.rows_read >= self.rows
+            && self.pages_read.saturating_sub(ends) as f64 >= SCATTERED * filled
+    }
 }
 
 /// All of them, in the order in which they were announced.
@@ -118,6 +131,7 @@ impl Ranges {
             at: (0, runs[0].0),
             rows_read: 0,
             pages_read: 0,
+            portions: 0,
             finished: false,
             leaves: false,
         });
@@ -189,6 +203,7 @@ impl Ranges {
         let (rows, pages) = read.unwrap_or_default();
         range.rows_read += rows;
         range.pages_read += pages;
+        range.portions += 1;
         if read.is_none() || range.at.0 == range.runs.len() {
             range.phase = Phase::Read;
         }
@@ -381,9 +396,13 @@ impl Plan {
         engine: &Engine,
         number: u64,
     ) -> Result<()> {
-        let (leaves, rows_read, pages_read) = {
+        let (leaves, is_scattered) = {
             let ranges = &mut shared.state.lock().ranges;
-            let found = ranges.find(number).map(|r| (r.leaves, r.rows_read, r.pages_read));
+            let rows_per_page = |range: &Range| {
+                let table = engine.table(range.table.0);
+                table.map_or(1, |table| engine.classes[table.class].rows_per_page())
+            };
+            let found = ranges.find(number).map(|r| (r.leaves, r.is_scattered(rows_per_page(r))));
             ranges.ranges.retain(|range| range.number != number);
             found.unwrap_or_default()
         };
@@ -394,10 +413,8 @@ impl Plan {
         let Some(table) = engine.table(id.0) else { return Ok(()) };
         let class = &engine.classes[table.class];
         let cache = class.cache();
-        let filled = rows_read as f64 / class.rows_per_page() as f64;
-        let is_scattered = leaves && pages_read as f64 >= SCATTERED * filled.max(1.0);
         // Merges of an lsm bring rows together.
-        let mut rewrites = is_scattered && !class.log.lock().sorts_writes();
+        let mut rewrites = leaves && is_scattered && !class.log.lock().sorts_writes();
         cache.let_go(number);
         for (first, last) in runs.iter() {
             cache.ahead(
@@ -425,38 +442,52 @@ impl Inner {
         rewrites: &mut bool,
     ) -> Result<()> {
         let class = &engine.classes[table.class];
-        let cache = class.cache();
         let mut next = first;
         while next < last {
             let end = last.min(next + EVICTED_AT_ONCE);
             let ids: Vec<u64> = if *rewrites { (next..end).collect() } else { Vec::new() };
             let batch = [Keys { table, keys: &ids }];
             *rewrites = *rewrites && self.reserve_spare(engine, class, &batch);
-            let mut log = class.lock(&self.metrics);
-            for key in next..end {
-                self.make_room_ahead(engine, class, &mut **log)?;
-                let (mut dirty, mut rewritten, mut parked) = (false, false, Ok(()));
-                let left = cache.evict(table.locate(cache, key), table.id(), key, |mut victim| {
-                    dirty = victim.dirty;
-                    // One that nobody wrote stays so.
-                    if *rewrites && !dirty && log.contains(table.id(), key) == Some(true) {
-                        (rewritten, victim.dirty) = (true, true);
-                        victim.dirty_since = class.now();
-                    }
-                    parked = write_or_park(&mut **log, class, victim);
-                });
-                self.metrics.evicted.fetch_add(u64::from(left), Ordering::Relaxed);
-                self.metrics.evicted_dirty.fetch_add(u64::from(dirty), Ordering::Relaxed);
-                shared.counters.rewritten.fetch_add(u64::from(rewritten), Ordering::Relaxed);
-                self.poison_on_error(parked)?;
-            }
-            // A verb that waits for the class comes first.
-            MutexGuard::unlock_fair(log);
+            let left = self.evict_some(shared, engine, table, (next, end), *rewrites);
             if *rewrites {
                 self.end_reservation(&engine.classes, &batch);
             }
+            left?;
             next = end;
         }
+        Ok(())
+    }
+
+    fn evict_some(
+        &self,
+        shared: &Shared,
+        engine: &Engine,
+        table: &Table,
+        (first, last): Run,
+        rewrites: bool,
+    ) -> Result<()> {
+        let class = &engine.classes[table.class];
+        let cache = class.cache();
+        let mut log = class.lock(&self.metrics);
+        for key in first..last {
+            self.make_room_ahead(engine, class, &mut **log)?;
+            let (mut dirty, mut rewritten, mut parked) = (false, false, Ok(()));
+            let left = cache.evict(table.locate(cache, key), table.id(), key, |mut victim| {
+                dirty = victim.dirty;
+                // One that nobody wrote stays so.
+                if rewrites && !dirty && log.contains(table.id(), key) == Some(true) {
+                    (rewritten, victim.dirty) = (true, true);
+                    victim.dirty_since = class.now();
+                }
+                parked = write_or_park(&mut **log, class, victim);
+            });
+            self.metrics.evicted.fetch_add(u64::from(left), Ordering::Relaxed);
+            self.metrics.evicted_dirty.fetch_add(u64::from(dirty), Ordering::Relaxed);
+            shared.counters.rewritten.fetch_add(u64::from(rewritten), Ordering::Relaxed);
+            self.poison_on_error(parked)?;
+        }
+        // A verb that waits for the class comes first.
+        MutexGuard::unlock_fair(log);
         Ok(())
     }
 
