@@ -162,7 +162,7 @@ impl Refused {
 fn rows_whose_pages_could_not_be_written_are_right_or_an_error() {
     each_kind(|| {
         let (mut right, mut errors, mut stores, mut moved) = (0, 0, 0, 0);
-        let every = stride(if KIND.get() == StorageKind::Log { 13 } else { 29 }) as usize;
+        let every = stride(if KIND.get() == StorageKind::Log { 7 } else { 13 }) as usize;
         for in_background in [false, true] {
             for refused in (u64::from(in_background)..).step_by(every) {
                 let what = format!("write {refused}, in background {in_background}");
