@@ -69,15 +69,9 @@ class RankSchedules(EpochSchedules):
             except Exception as error:  # of this rank or of another
                 if self._shard.window._exchange.is_broken:
                     raise
-                tell(
-                    f"there is no schedule for this pass: {type(error).__name__}: {error}; it goes "
-                    f"on without, with the same results"
-                )
+                self._without(error, tell)
                 return None
-        if schedule is None:
-            return None
-        first, self._stretch = self._stretch, self._stretch + schedule.stretches
-        return PassSchedule(schedule, first, tell)
+        return self._begun(schedule, tell)
 
     def _look(self) -> _Coming:
         """Looks at the order of this rank's batches, and at the samples that are new."""

@@ -79,21 +79,29 @@ class EpochSchedules:
             with generators_kept():
                 schedule = self._of_samples() if self._is_sampled else self._of_batches()
         except Exception as error:  # of the dataset, of keys_of, of the disk
-            tell(
-                f"there is no schedule for this pass: {type(error).__name__}: {error}; it goes on "
-                f"without, with the same results"
-            )
+            self._without(error, tell)
             return None
-        if schedule is None:
-            return None
-        first, self._stretch = self._stretch, self._stretch + schedule.stretches
-        return PassSchedule(schedule, first, tell)
+        return self._begun(schedule, tell)
 
     def close(self) -> None:
         """Ends what is being made for the next pass."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.stop()
+
+    def _without(self, error: Exception, tell: Callable[[str], None]) -> None:
+        """Says why a pass has no schedule."""
+        tell(
+            f"there is no schedule for this pass: {type(error).__name__}: {error}; it goes on "
+            f"without, with the same results"
+        )
+
+    def _begun(self, schedule: Schedule | None, tell: Callable[[str], None]) -> PassSchedule | None:
+        """The pass with this schedule, whose stretches come behind those of the pass before."""
+        if schedule is None:
+            return None
+        first, self._stretch = self._stretch, self._stretch + schedule.stretches
+        return PassSchedule(schedule, first, tell)
 
     def _of_batches(self) -> Schedule | None:
         """Of a list of batches."""

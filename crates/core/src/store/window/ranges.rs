@@ -441,13 +441,12 @@ impl Inner {
         (first, last): Run,
         rewrites: &mut bool,
     ) -> Result<()> {
-        let class = &engine.classes[table.class];
         let mut next = first;
         while next < last {
             let end = last.min(next + EVICTED_AT_ONCE);
             let ids: Vec<u64> = if *rewrites { (next..end).collect() } else { Vec::new() };
             let batch = [Keys { table, keys: &ids }];
-            *rewrites = *rewrites && self.reserve_spare(engine, class, &batch);
+            *rewrites = *rewrites && self.reserve_spare(engine, &batch);
             let left = self.evict_some(shared, engine, table, (next, end), *rewrites);
             if *rewrites {
                 self.end_reservation(&engine.classes, &batch);
