@@ -288,7 +288,7 @@ def test_a_call_that_is_made_again_is_told(
     assert record.levelname == "WARNING" and f":{first.port}" in record.getMessage()
 
 
-@pytest.mark.parametrize("level", ["error", "info", "debug"])
+@pytest.mark.parametrize("level", [pytest.param("error", marks=pytest.mark.long), "info", "debug"])
 def test_a_server_writes_lines_of_the_level_that_is_asked_for(tmp_path: Path, level: str) -> None:
     path = filled(tmp_path / "a.store")
     (tmp_path / "password").write_text("battery-staple\n")
