@@ -223,7 +223,13 @@ def test_version_is_that_of_the_package(capsys):
     assert capsys.readouterr().out == f"embedrock {embedrock.__version__}\n"
 
 
-@pytest.mark.parametrize("command", [["bench", "gather", "--help"], ["demo", "--memory", "5%"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["bench", "gather", "--help"], marks=pytest.mark.long),
+        ["demo", "--memory", "5%"],
+    ],
+)
 def test_without_the_laboratory_its_commands_say_how_to_get_it(command: list[str]):
     done = _run(*command, before="sys.modules['embedrock_lab'] = None")
     said = f"embedrock: error: embedrock {command[0]} needs the package embedrock_lab"

@@ -28,7 +28,10 @@ def test_a_short_run_holds_and_says_what_it_did(tmp_path):
 
 
 def test_the_same_seed_is_the_same_life():
-    counts = [torture("--seeds", "2", "--seed", "11").stdout.split("\n2 seeds,")[0] for _ in "ab"]
+    counts = [
+        torture("--seeds", "2", "--seed", "11", "--operations", "100").stdout.split("\n2 seeds,")[0]
+        for _ in "ab"
+    ]
     assert counts[0] == counts[1]
     assert "rare branches" in counts[0]
 
@@ -63,7 +66,7 @@ def test_a_report_that_cannot_be_written_is_said_before_the_run(tmp_path):
 
 
 def test_what_was_found_is_printed_though_the_report_has_no_room():
-    ran = torture("--seeds", "1", "--seed", "3", "--json", "/dev/full")
+    ran = torture("--seeds", "1", "--seed", "3", "--operations", "50", "--json", "/dev/full")
     assert ran.returncode == 2
     assert "every store held" in ran.stdout
 
@@ -71,6 +74,7 @@ def test_what_was_found_is_printed_though_the_report_has_no_room():
 def test_a_run_that_is_interrupted_tells_what_it_counted():
     talkative = "from embedrock.cli import main, torture; torture._Line._EVERY_S = 0; exit(main())"
     command = [sys.executable, "-c", talkative, "torture", "--minutes", "5", "--jobs", "1"]
+    command += ["--seed", "11", "--operations", "50"]  # lives that are soon over
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert running.stdout is not None and running.stderr is not None
     assert running.stdout.readline().startswith("first seed ")
@@ -125,5 +129,5 @@ def test_a_signal_that_comes_while_progress_is_told_ends_the_run_with_its_report
         for _ in range(1000):
             pass
 
-    report = _core.torture(["--seeds", "100000"], 1, progress)
+    report = _core.torture(["--seeds", "100000", "--seed", "11", "--operations", "50"], 1, progress)
     assert report["stopped"] and report["seeds"] < 100000

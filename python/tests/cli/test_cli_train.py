@@ -198,29 +198,32 @@ def test_a_malformed_line_is_reported_with_its_place(
 
 
 # Two files for one part, or a report of another name, were told after seconds of importing PyTorch.
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+# One program for all: most of the time of each would be the start of an interpreter.
+def test_options_and_files_are_looked_at_before_pytorch(tmp_path: Path) -> None:
+    tried = [
         (["--format", "csv", "--label", "y", "--categorical", "u"], "none.csv: cannot be opened"),
         (["--format", "criteo", "--holdout", "0", "--lookahead-depth", "0"], "cannot be opened"),
         (["--model", "complex"], "none.csv: cannot be opened"),
         (["--model", "gat"], "expected the folder with edges.tsv"),
         (["--format", "csv", "--label", "y", "--categorical", "y"], "is named twice"),
         (["--format", "criteo", "--report", "no/r.html"], "no"),
-    ],
-)
-def test_options_and_files_are_looked_at_before_pytorch(
-    tmp_path: Path, options: list[str], said: str
-) -> None:
-    program = (
-        "import sys; from embedrock import cli; status = cli.main(sys.argv[1:]); "
-        "assert 'torch' not in sys.modules, 'torch was imported'; sys.exit(status)"
-    )
-    command = ["train", "--data", "none.csv", "--store", "s", *options]
-    done = subprocess.run(
-        [sys.executable, "-c", program, *command], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 2 and said in done.stderr, done.stderr
+    ]
+    program = """
+import json, sys
+from embedrock import cli
+for options in json.loads(sys.argv[1]):
+    status = cli.main(["train", "--data", "none.csv", "--store", "s", *options])
+    assert status == 2, (options, status)
+    assert "torch" not in sys.modules, f"torch was imported for {options}"
+    print("end of one", file=sys.stderr)
+"""
+    command = [sys.executable, "-c", program, json.dumps([options for options, _ in tried])]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *told, rest = done.stderr.split("end of one\n")
+    assert rest == "" and len(told) == len(tried)
+    for (options, said), one in zip(tried, told, strict=True):
+        assert one.startswith("embedrock: error: ") and said in one, (options, one)
 
 
 def test_a_log_of_several_files_is_trained_and_grows(

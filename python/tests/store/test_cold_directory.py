@@ -233,7 +233,7 @@ def test_info_names_both_directories_with_their_bytes(
 
 def test_a_trainer_that_is_killed_leaves_its_last_commit(tmp_path: Path) -> None:
     path, cold = tmp_path / "store", tmp_path / "cold"
-    for life in range(1, 1 + int(os.environ.get("EMBEDROCK_KILLS", "3"))):
+    for life in range(1, 1 + int(os.environ.get("EMBEDROCK_KILLS", "2"))):
         child = subprocess.Popen(
             [sys.executable, __file__, str(path), str(cold), str(life)],
             stdout=subprocess.PIPE,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 import embedrock
+from embedrock import cli
 from embedrock.errors import CorruptError, MisuseError, NotFoundError
 from embedrock.placement import Plan, place
 from embedrock.trace import Trace
@@ -308,16 +307,19 @@ def test_a_damaged_page_is_named_and_its_replicas_are_still_read(tmp_path: Path)
     assert 0 < bad < 40
 
 
-def test_the_command_goes_from_a_log_of_queries_to_a_served_store(tmp_path: Path) -> None:
+def test_the_command_goes_from_a_log_of_queries_to_a_served_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     source = trained(tmp_path / "source")
     log = tmp_path / "log.txt"
     log.write_text("\n".join(" ".join(map(str, asked)) for asked in queries(1, 500)))
 
     def run(*arguments: object) -> str:
-        command = [sys.executable, "-m", "embedrock", *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        status = cli.main([*map(str, arguments)])
+        said = capsys.readouterr()
+        assert status == 0, said.err
+        return said.out
 
     run("trace", log, "--table", "dense", "--out", "trace.npz")
     run("place", "trace.npz", "--store", source, "--replicate", "0.1", "--out", "plan.npz")

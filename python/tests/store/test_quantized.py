@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 import embedrock
-from embedrock import weights
+from embedrock import cli, weights
 from embedrock.errors import CorruptError, MismatchError, MisuseError, NonFiniteError
 
 QUANTIZED = ("int8", "int4")
@@ -256,14 +254,17 @@ def test_a_flipped_bit_in_a_quantised_page_is_an_error(tmp_path: Path) -> None:
     assert bad > 0
 
 
-def test_the_command_freezes_and_says_what_it_costs(tmp_path: Path) -> None:
+def test_the_command_freezes_and_says_what_it_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     source = trained(tmp_path / "source", numbers(300, DIM))
 
     def run(*arguments: object) -> str:
-        command = [sys.executable, "-m", "embedrock", *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        status = cli.main([*map(str, arguments)])
+        said = capsys.readouterr()
+        assert status == 0, said.err
+        return said.out
 
     said = run("freeze", source, "--out", "served", "--dtype", "int8")
     assert "table 'dense' as int8: values differ by up to" in said

@@ -98,7 +98,7 @@ def test_forked_children_are_refused_open_stores_themselves_and_end(tmp_path: Pa
         from embedrock.errors import ForkedError
 
         warnings.simplefilter("ignore", DeprecationWarning)  # forks beside threads
-        FORKS = int(os.environ.get("EMBEDROCK_FORKS", "30"))
+        FORKS = int(os.environ.get("EMBEDROCK_FORKS", "10"))
         SMALL = {"memory": "4MiB", "max_disk_bytes": 100 << 20}
         path, other = sys.argv[1:]
         embedrock.open(other, **SMALL).close()

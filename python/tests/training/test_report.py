@@ -77,6 +77,12 @@ def a_report() -> dict[str, Any]:
     )
 
 
+@pytest.fixture(scope="module")
+def rendered() -> str:
+    """Its page, drawn once: plots take most of a second."""
+    return html.render(a_report(), "t")
+
+
 def test_the_html_parses_and_has_the_figures_of_the_json(tmp_path: Path):
     whole = a_report()
     page_path = report.write(tmp_path / "report.json", whole, "demo & <more>")
@@ -111,8 +117,8 @@ def test_memory_is_shown_as_the_budget_is_divided():
 
 
 # 9 bytes were 8.58307e-06 MiB, a share 0.0123457, and a list of records Python's text of it.
-def test_values_have_the_unit_of_their_name_and_digits_that_matter():
-    page = Page(html.render(a_report(), "t"))
+def test_values_have_the_unit_of_their_name_and_digits_that_matter(rendered: str):
+    page = Page(rendered)
     place = page.rows.index(["run", "cache"])
     assert page.rows[place + 1] == ["out of core", "9 MiB"]
     shown = {
@@ -150,26 +156,24 @@ def test_the_page_begins_with_its_headline_and_ends_with_what_to_know():
 
 
 # Tables had no scopes, plots no words, and headings none between h1 and the figures.
-def test_a_screen_reader_finds_headings_cells_and_words_for_plots():
-    text = html.render(a_report(), "t")
-    levels = [int(level) for level in re.findall(r"<h(\d)", text)]
+def test_a_screen_reader_finds_headings_cells_and_words_for_plots(rendered: str):
+    levels = [int(level) for level in re.findall(r"<h(\d)", rendered)]
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
-    assert re.findall(r"<th(?! (?:class=\"text\" )?scope=)[ >]", text) == []
-    svgs = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert re.findall(r"<th(?! (?:class=\"text\" )?scope=)[ >]", rendered) == []
+    svgs = re.findall(r"<svg.*?</svg>", rendered, re.DOTALL)
     for svg in svgs:
         assert svg.startswith('<svg role="img"')
         assert re.search(r"<title>.+</title><desc>.+</desc>", svg)
-    ids = re.findall(r' id="([^"]+)"', text)
+    ids = re.findall(r' id="([^"]+)"', rendered)
     within = [set(re.findall(r' id="([^"]+)"', svg)) for svg in svgs]
     assert len(set(ids)) == sum(map(len, within)) == len(ids)
 
 
-def test_colours_follow_the_page_from_light_to_dark():
+def test_colours_follow_the_page_from_light_to_dark(rendered: str):
     pytest.importorskip("matplotlib")
-    text = html.render(a_report(), "t")
-    assert "@media (prefers-color-scheme: dark)" in text
-    svgs = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+    assert "@media (prefers-color-scheme: dark)" in rendered
+    svgs = "".join(re.findall(r"<svg.*?</svg>", rendered, re.DOTALL))
     assert re.findall(r"(?:fill|stroke): #\w+", svgs) == []
     used = set(re.findall(r"var\((--\w+)\)", svgs))
     assert {"--run0", "--run1", "--ink", "--grid"} <= used
@@ -201,14 +205,13 @@ def test_a_name_has_one_colour_in_all_plots_and_its_key_is_text_of_the_page():
     assert 'class="line"' in lines and 'class="dashes"' in lines
 
 
-def test_a_line_that_ends_early_says_why():
+def test_a_line_that_ends_early_says_why(rendered: str):
     said = html._ends({"one": [point()] * 4, "other": [point()]}, "steps")
     assert re.fullmatch(r"a line ends with its run: one made \d+ steps, other made \d+ steps", said)
     said = html._ends({"one": [point()] * 4, "other": [point()]}, "seconds")
     assert "one trained for" in said
     assert html._ends({"one": [point()], "other": [point()]}, "seconds") == ""
-    text = html.render(a_report(), "t")
-    assert not plots.available() or "a line ends with its run: out of core made" in text
+    assert not plots.available() or "a line ends with its run: out of core made" in rendered
 
 
 def test_runs_that_shared_the_machine_have_no_picture_of_their_speed():
@@ -219,9 +222,9 @@ def test_runs_that_shared_the_machine_have_no_picture_of_their_speed():
     assert "Loss" in text and "Samples per second" not in text
 
 
-def test_plots_are_inside_the_file_and_nothing_is_loaded():
+def test_plots_are_inside_the_file_and_nothing_is_loaded(rendered: str):
     pytest.importorskip("matplotlib")
-    page = Page(html.render(a_report(), "t"))
+    page = Page(rendered)
     # Speed, twice; time, loss, memory, hit rate, pages.
     assert page.svgs == 7
     assert all(link.startswith("#") for link in page.links)
