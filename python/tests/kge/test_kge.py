@@ -223,8 +223,14 @@ def test_losses_are_those_of_the_papers() -> None:
         kge.losses.loss_of("hinge")
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [
+        pytest.param(name, optimizer, marks=[pytest.mark.long] if (at + turn) % 2 else [])
+        for at, name in enumerate(MODELS)
+        for turn, optimizer in enumerate(["sgd", "adagrad"])
+    ],
+)
 def test_training_beside_the_model_in_memory(name: str, optimizer: str, tmp_path: Path) -> None:
     entities, steps = 20_000, 50
     random = np.random.default_rng(2)

@@ -71,9 +71,18 @@ def same(one: list[Any], other: list[Any]) -> bool:
     )
 
 
-@pytest.mark.parametrize("order", ["beta", "comet", "random"])
-@pytest.mark.parametrize("resident", [0.0, 0.05])
-@pytest.mark.parametrize("columns", [2, 3])
+@pytest.mark.parametrize(
+    ("columns", "resident", "order"),
+    [
+        # By day half of all, in which each pair of two of the three comes.
+        pytest.param(
+            columns, resident, order, marks=[pytest.mark.long] * ((columns + turn + at) % 2)
+        )
+        for columns in (2, 3)
+        for turn, resident in enumerate((0.0, 0.05))
+        for at, order in enumerate(["beta", "comet", "random"])
+    ],
+)
 def test_every_edge_comes_once_an_epoch(
     table: embedrock.Table,
     order: str,

@@ -232,6 +232,7 @@ def test_script_with_active_clipping_ends_at_torchs_model_within_rounding(
     assert max(differences.values()) < 2e-5, differences
 
 
+@pytest.mark.long
 def test_script_ends_at_torchs_model_bit_for_bit() -> None:
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
     done = subprocess.run(

@@ -155,6 +155,15 @@ MODES = [
 ]
 
 
+def a_third(others: list[Any]) -> list[Any]:
+    """All pairs of a mode and one of these; by day a third of them, in which each of both comes."""
+    return [
+        pytest.param(mode, other, marks=[pytest.mark.long] if (at + number) % 3 else [])
+        for at, mode in enumerate(MODES)
+        for number, other in enumerate(others)
+    ]
+
+
 def assert_trained_alike(
     store: embedrock.Store, mode: Any, how: Any, wrap: Callable[..., Any]
 ) -> None:
@@ -175,16 +184,14 @@ def assert_trained_alike(
     store.commit(1)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("how", [plainly, checkpointed, twice, functional])
+@pytest.mark.parametrize(("mode", "how"), a_third([plainly, checkpointed, twice, functional]))
 def test_tables_are_trained_in_any_mode_as_torch_trains(
     store: embedrock.Store, mode: Any, how: Any
 ) -> None:
     assert_trained_alike(store, mode, how, lambda model, batches: batches)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("way", ["overlapped", "alone", "announced", "both"])
+@pytest.mark.parametrize(("mode", "way"), a_third(["overlapped", "alone", "announced", "both"]))
 def test_pipelines_and_announced_batches_train_in_any_mode(
     store: embedrock.Store, mode: Any, way: str
 ) -> None:

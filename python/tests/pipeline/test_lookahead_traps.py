@@ -182,7 +182,7 @@ def test_what_a_window_keeps_it_gives_back(store: embedrock.Store) -> None:
     expected = first_rows(np.arange(ROWS))
     rng = np.random.default_rng(4)
     ahead = 0
-    for _ in range(6):
+    for _ in range(3):
         batches = [rng.integers(0, ROWS, 400) for _ in range(30)]
         ahead += len(trained(store, batches, expected, ones))
         window = store.window.stats()
@@ -221,7 +221,10 @@ def run(threads: list[Callable[[], None]]) -> None:
         raise raised[0]
 
 
-@pytest.mark.parametrize("reopens", [False, True], ids=["at once", "reopened"])
+# Both look at all rows in a store that was opened again, one of them at once, too.
+@pytest.mark.parametrize(
+    "reopens", [False, pytest.param(True, marks=pytest.mark.long)], ids=["at once", "reopened"]
+)
 def test_an_update_is_never_lost_to_the_row_that_was_read_ahead_of_it(
     path: Path, reopens: bool
 ) -> None:
@@ -288,7 +291,7 @@ def test_a_row_that_gets_hot_and_cold_and_hot_again_is_the_newest(path: Path) ->
     assert others > ROWS, "rows have left memory in between"
 
 
-@pytest.mark.parametrize("how", ["close", "kill"])
+@pytest.mark.parametrize("how", [pytest.param("close", marks=pytest.mark.long), "kill"])
 def test_a_restart_in_the_middle_of_a_window_reads_the_last_commit(path: Path, how: str) -> None:
     for life in range(2):
         child = subprocess.Popen(
@@ -345,7 +348,7 @@ def test_old_copies_are_removed_and_counted_where_they_are(tmp_path: Path, kind:
 
         changing, resting = classes()
         sizes = []
-        for turn in range(24):
+        for turn in range(16):
             for _ in range(20):
                 ids = rng.integers(0, ROWS, 1_000)
                 number = store.window.announce({table: ids})
@@ -355,7 +358,7 @@ def test_old_copies_are_removed_and_counted_where_they_are(tmp_path: Path, kind:
                     store.window.finish(number)
             store.commit(3 + turn)
             sizes.append(store.stats()["disk_bytes"])
-        # Each turn writes two thirds of all rows anew, sixteen times all of them.
+        # Each turn writes two thirds of all rows anew, eleven times all of them.
         assert max(sizes[12:]) <= 1.3 * max(sizes[4:12]), sizes
         assert store.stats()["written"]["rows"] > 8 * ROWS * 4 * DIM
         changed, rested = classes()

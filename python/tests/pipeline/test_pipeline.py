@@ -143,7 +143,19 @@ class Changing:
         self.overlap = self._steps % 14 < 5
 
 
-@pytest.fixture(params=["overlapped", "alone", "changing"])
+OVERLAPS = ["overlapped", "alone", "changing"]
+SOON = [("adam", "changing"), ("sgd", "alone")]
+"""Optimizers with what overlaps that `make test` tries."""
+
+
+def one_soon(soon: str) -> pytest.MarkDecorator:
+    """Tries this by day, the others in contests."""
+    marks = {one: [] if one == soon else [pytest.mark.long] for one in OVERLAPS}
+    each = [pytest.param(one, marks=marks[one]) for one in OVERLAPS]
+    return pytest.mark.parametrize("overlap", each, indirect=True)
+
+
+@pytest.fixture(params=OVERLAPS)
 def overlap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool | None:
     """Argument of ``Pipeline(overlap=)``."""
     if request.param == "changing":
@@ -163,12 +175,12 @@ def plainly(path: Path, memory: str, batches: Any, kind: str, **table: Any) -> A
 
 
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "overlap"),
     [
-        "adam",
-        "sgd",
-        *(pytest.param(k, marks=pytest.mark.long) for k in ("adagrad", "rowwise_adagrad")),
+        pytest.param(*both, marks=[] if both in SOON else pytest.mark.long)
+        for both in itertools.product(OPTIMIZERS, OVERLAPS)
     ],
+    indirect=["overlap"],
 )
 def test_at_bound_0_results_have_the_bits_of_a_plain_loop(
     tmp_path: Path, kind: str, overlap: bool | None
@@ -197,6 +209,7 @@ def test_at_bound_0_results_have_the_bits_of_a_plain_loop(
     assert stats["permits"]["staleness_max"] == 0 and stats["permits"]["in_flight"] == 0
 
 
+@one_soon("overlapped")
 def test_lookahead_beside_it_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool | None
 ) -> None:
@@ -266,6 +279,7 @@ def test_what_no_batch_announced_is_read_when_it_is_needed(tmp_path: Path) -> No
     assert stats["rows_again"] > 0  # users of a step that a later batch had read already
 
 
+@one_soon("changing")
 def test_accumulated_gradients_and_clipping_have_the_bits_of_a_plain_loop(
     tmp_path: Path, overlap: bool | None
 ) -> None:
@@ -361,6 +375,7 @@ def test_a_row_is_never_staler_than_the_bound(store: embedrock.Store, bound: flo
     assert embedding.table.get(5).item() == -30.0
 
 
+@one_soon("overlapped")
 def test_a_commit_has_the_batches_up_to_its_step_and_resume_goes_on(
     tmp_path: Path, overlap: bool | None
 ) -> None:

@@ -52,8 +52,18 @@ def test_a_plan_has_every_row_of_the_trace_once_and_replicas_within_the_share() 
     )
 
 
-@pytest.mark.parametrize("replicas", REPLICAS)
-@pytest.mark.parametrize("method", METHODS)
+HALF = pytest.mark.parametrize(
+    ("method", "replicas"),
+    [
+        pytest.param(method, replicas, marks=[pytest.mark.long] * ((at + number) % 2))
+        for at, method in enumerate(METHODS)
+        for number, replicas in enumerate(REPLICAS)
+    ],
+)
+"""All pairs; by day every other one, in which each of both comes."""
+
+
+@HALF
 def test_pages_of_held_out_queries_are_those_of_an_independent_count(
     method: str, replicas: str
 ) -> None:
@@ -85,8 +95,7 @@ def test_a_partition_and_its_replicas_save_pages_of_queries_that_come_later() ->
         plan.evaluate(held_out, selection="best")
 
 
-@pytest.mark.parametrize("replicas", REPLICAS)
-@pytest.mark.parametrize("method", METHODS)
+@HALF
 def test_plans_are_equal_to_the_bit_whatever_the_threads(method: str, replicas: str) -> None:
     trace = communities(1500, 4, BOTH)
     one, two, drawn = (

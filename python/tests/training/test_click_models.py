@@ -233,7 +233,7 @@ class Samples:
 
 
 # One with an extra value in each row, one with sequences, one with several targets.
-SOON = {"deepfm", "mmoe"}
+SOON = {"mmoe"}
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ def test_tables_on_storage_and_in_memory_give_the_same_embeddings(clicks, tmp_pa
         store.commit(0)
 
 
+@pytest.mark.long
 def test_training_on_storage_follows_training_in_memory(clicks, tmp_path):
     dense_ids, keys = clicks.densified()
     losses: dict[str, list[float]] = {}

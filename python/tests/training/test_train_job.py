@@ -63,11 +63,12 @@ ONE_SOON = pytest.mark.parametrize(
 
 
 @ONE_SOON
+@pytest.mark.parametrize("stops", [(4, 10), pytest.param((1, 15), marks=pytest.mark.long)])
 def test_a_run_that_was_interrupted_and_resumed_ends_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, stops: tuple[int, ...]
 ):
     whole = train(make(tmp_path, "whole"))
-    for stop in (1, 4, 10, 15):
+    for stop in stops:
         options = make(tmp_path, f"stopped-{stop}")
         with monkeypatch.context() as patched:
             stops_after(patched, stop)
@@ -90,7 +91,7 @@ def test_a_run_that_was_interrupted_and_resumed_ends_with_the_same_bits(
         ("optimizer", "adagrad", "adam", 4),
         pytest.param("optimizer", "rowwise_adagrad", "adam", 1, marks=pytest.mark.long),
         pytest.param("optimizer", "adam", "sgd", 8, marks=pytest.mark.long),
-        ("optimizer", "rowwise_adam", "adam", 5),
+        pytest.param("optimizer", "rowwise_adam", "adam", 5, marks=pytest.mark.long),
         pytest.param("optimizer", "sgd", "adam", 0, marks=pytest.mark.long),
     ],
 )
@@ -113,7 +114,7 @@ def test_what_tables_are_is_kept_and_resumed_with_the_same_bits(
     assert digests(options.store) == digests(tmp_path / "whole")
 
 
-@MAKERS
+@ONE_SOON
 @pytest.mark.filterwarnings("ignore::embedrock.errors.UncommittedWarning")
 def test_a_run_that_died_resumes_at_its_last_commit_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
@@ -142,6 +143,7 @@ def test_a_run_that_died_resumes_at_its_last_commit_with_the_same_bits(
     assert digests(options.store) == digests(tmp_path / "whole")
 
 
+@pytest.mark.long
 def test_results_do_not_depend_on_the_memory_budget(tmp_path: Path):
     small = train(criteo(tmp_path, "small", lines=2000, memory="4MiB", embedding_dim=64))
     large = train(criteo(tmp_path, "large", lines=2000, memory="100%", embedding_dim=64))
@@ -308,6 +310,7 @@ def test_skipped_lines_of_ratings_users_and_items_are_counted(tmp_path: Path, ca
     assert train(replace(options, resume=True))["bad_lines"] == 3
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::embedrock.errors.UncommittedWarning")
 def test_a_full_disk_ends_the_run_at_a_commit_and_with_more_room_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
@@ -394,7 +397,13 @@ def test_a_full_disk_is_met_with_commits_until_older_ones_hold_nothing(
     assert digests(options.store) == digests(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("error", [NonFiniteError("a gradient is NaN"), KeyRangeError("key 9")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        NonFiniteError("a gradient is NaN"),
+        pytest.param(KeyRangeError("key 9"), marks=pytest.mark.long),
+    ],
+)
 def test_a_step_that_fails_leaves_the_steps_before_it_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, error: EmbedrockError
 ):

@@ -71,7 +71,15 @@ def options(tmp_path: Path, which: str, store: str, **more: Any) -> TrainOptions
     )
 
 
-@pytest.mark.parametrize("which", ["mmoe-csv", "mmoe-movielens", "dien-sessions", "dien-movielens"])
+@pytest.mark.parametrize(
+    "which",
+    [
+        "mmoe-csv",
+        pytest.param("mmoe-movielens", marks=pytest.mark.long),
+        "dien-sessions",
+        pytest.param("dien-movielens", marks=pytest.mark.long),
+    ],
+)
 def test_a_run_is_resumed_with_the_same_bits_and_scored_by_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
