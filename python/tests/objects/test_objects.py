@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "objects"
 
 
-@pytest.mark.parametrize("storage", ["log", "lsm"])
+@pytest.mark.parametrize("storage", [pytest.param("log", marks=pytest.mark.long), "lsm"])
 def test_a_store_in_use_comes_back_as_it_was_committed_and_goes_on_like_it(
     tmp_path: Path, url: str, storage: str
 ) -> None:
@@ -112,7 +112,7 @@ def test_a_store_without_rows_and_one_with_a_cold_directory(tmp_path: Path, url:
         commit(store, 12)
 
 
-@pytest.mark.parametrize("storage", ["log", "lsm"])
+@pytest.mark.parametrize("storage", ["log", pytest.param("lsm", marks=pytest.mark.long)])
 def test_pinned_commits_that_the_journal_has_dropped_are_pushed(
     tmp_path: Path, url: str, storage: str
 ) -> None:

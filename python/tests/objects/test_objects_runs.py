@@ -134,6 +134,7 @@ def test_stores_that_ended_at_different_steps_are_pushed_at_the_common_one(
     assert told["world"] == 2 and {*told["tables"]} == {"d", "g"}
 
 
+@pytest.mark.long
 def test_a_step_that_is_gone_when_the_last_store_is_held_gives_way_to_a_newer_one(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +295,7 @@ def test_each_machine_pushes_its_own_stores_at_one_step(tmp_path: Path, url: str
         objects.pull(url, tmp_path / "none", stores=["buckets-0000-0341"])
 
 
+@pytest.mark.long
 def test_what_one_machine_pushed_before_a_later_push_was_made_is_pushed_again(
     tmp_path: Path, url: str
 ) -> None:

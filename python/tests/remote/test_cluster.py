@@ -300,6 +300,7 @@ def test_an_update_that_one_server_does_not_answer_says_who_has_made_it(
             assert alone.commit() == 4
 
 
+@pytest.mark.long
 def test_a_step_that_some_servers_have_made_is_not_made_again(whole: Path, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     with (
@@ -326,6 +327,7 @@ def test_a_step_that_some_servers_have_made_is_not_made_again(whole: Path, tmp_p
         np.testing.assert_array_equal(remote["user"].get(ALL), after)
 
 
+@pytest.mark.long
 def test_a_step_that_was_never_sent_to_several_servers_can_be_made_again(
     whole: Path, tmp_path: Path
 ) -> None:
@@ -385,10 +387,24 @@ def test_threads_share_the_connections_to_all_servers(whole: Path, readers: Trio
     ("change", "said"),
     [
         (lambda nodes: nodes[0].update(buckets="0-339"), "bucket.* are of no node, 340 to 340"),
-        (lambda nodes: nodes[0].update(buckets="0-341"), "341 is of node 'a' and of node 'b'"),
-        (lambda nodes: nodes[1].update(address=nodes[0]["address"]), "have one address"),
-        (lambda nodes: nodes[1].update(id="a"), "two nodes have the id 'a'"),
-        (lambda nodes: nodes[1].update(id="x"), "no node 'b', which this server is; it has 'a'"),
+        *(
+            pytest.param(change, said, marks=pytest.mark.long)
+            for change, said in [
+                (
+                    lambda nodes: nodes[0].update(buckets="0-341"),
+                    "341 is of node 'a' and of node 'b'",
+                ),
+                (
+                    lambda nodes: nodes[1].update(address=nodes[0]["address"]),
+                    "have one address",
+                ),
+                (lambda nodes: nodes[1].update(id="a"), "two nodes have the id 'a'"),
+                (
+                    lambda nodes: nodes[1].update(id="x"),
+                    "no node 'b', which this server is; it has 'a'",
+                ),
+            ]
+        ),
     ],
 )
 def test_a_map_that_cannot_be_is_refused_at_the_start(
@@ -553,6 +569,7 @@ class Disputed(Elsewhere):
         raise Refused("MOVED 17 10.0.0.2:6380")
 
 
+@pytest.mark.long
 def test_servers_that_disagree_amid_a_move_are_no_misuse(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was MisuseError, with the advice to connect as the client had connected."""
     monkeypatch.setattr(routed, "_PAUSE_S", 0.0)

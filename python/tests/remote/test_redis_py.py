@@ -52,7 +52,7 @@ def name(key: int, table: str = "user") -> str:
     return f"{table}:{{{buckets_of([key], dense=table == 'user')[0]:04}}}:{key}"
 
 
-@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("protocol", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_a_pipeline_runs_as_it_is_by_default(one: Served, protocol: int) -> None:
     client = redis.Redis(port=one.port, protocol=protocol)
     with client.pipeline() as pipe:
@@ -139,7 +139,7 @@ def test_a_large_request_in_a_pipeline_is_an_error_in_its_place(
         client = redis.Redis(port=served.port)
         for transaction in (False, True):
             pipe = client.pipeline(transaction=transaction)
-            pipe.set("user:2", row(2, 1)).set("user:4", b"x" * (8 << 20)).get("user:6")
+            pipe.set("user:2", row(2, 1)).set("user:4", b"x" * (4 << 20)).get("user:6")
             with pytest.raises(redis.exceptions.ResponseError, match="expected at most 1048576"):
                 pipe.execute()
         replies = client.pipeline(transaction=False).get("user:2").set("user:4", b"x" * (2 << 20))
@@ -155,7 +155,7 @@ def client_of(three: Trio, **options: Any) -> Any:
     return redis.cluster.RedisCluster(startup_nodes=[startup], **options)
 
 
-@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("protocol", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_the_cluster_client_finds_the_server_of_every_key(three: Trio, protocol: int) -> None:
     client = client_of(three, protocol=protocol)
     assert {node.port for node in client.get_nodes()} == {*three.ports.values()}

@@ -183,11 +183,11 @@ def test_a_password_and_tls_are_asked_for(filled: Path, tmp_path: Path) -> None:
     ("options", "said"),
     [
         (["--listen", "0.0.0.0:0"], "neither a password nor TLS"),
-        (["--metrics", "0.0.0.0:0"], "a proxy"),
-        (["--tls-cert", "a"], "go together"),
+        pytest.param(["--metrics", "0.0.0.0:0"], "a proxy", marks=pytest.mark.long),
+        pytest.param(["--tls-cert", "a"], "go together", marks=pytest.mark.long),
         (["--tls-cert", "absent", "--tls-key", "absent"], "no certificate can be read from absent"),
-        (["--password-file", "/dev/null"], "no password"),
-        (["--threads", "0"], "no whole number"),
+        pytest.param(["--password-file", "/dev/null"], "no password", marks=pytest.mark.long),
+        pytest.param(["--threads", "0"], "no whole number", marks=pytest.mark.long),
     ],
 )
 def test_a_server_that_cannot_work_says_why(filled: Path, options: list[str], said: str) -> None:
@@ -215,7 +215,14 @@ def test_a_server_that_nobody_listens_to_commits_at_its_end(filled: Path) -> Non
         np.testing.assert_array_equal(store.table("user").get([1]), np.full((1, DIM), 9))
 
 
-@pytest.mark.parametrize("mode", ["auto", "copy", "vectored", "zerocopy"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "auto",
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("copy", "vectored")),
+        "zerocopy",
+    ],
+)
 def test_rows_are_the_same_however_they_get_into_sockets(filled: Path, mode: str) -> None:
     keys = np.random.default_rng(0).integers(0, 2000, 1500)
     expected = np.where(keys[:, None] % 2 == 0, rows_of(keys), np.float32(0.5))
@@ -421,7 +428,7 @@ def test_kill_9_under_pushes_loses_nothing_that_was_committed(filled: Path) -> N
     """Rows carry their version: what is read after the kill is of the last commit or a later one,
     whole, and the same for all keys of a push."""
     keys = np.arange(500)
-    for turn in range(int(os.environ.get("EMBEDROCK_KILLS", "5"))):
+    for turn in range(int(os.environ.get("EMBEDROCK_KILLS", "3"))):
         served = start(filled, "--writable", "--commit-every", "0")
         committed = step = 0
         try:

@@ -27,9 +27,14 @@ from embedrock.errors import (
 )
 from embedrock.follow import StoreFollower, apply_changes, stores
 
-KILLS = int(os.environ.get("EMBEDROCK_KILLS", "3"))
+KILLS = int(os.environ.get("EMBEDROCK_KILLS", "2"))
 ROWS = 2000
 Rows = dict[int, list[float]]
+
+
+LOG_SOON = pytest.mark.parametrize(
+    "path", ["log", pytest.param("lsm", marks=pytest.mark.long)], indirect=True
+)
 
 
 @pytest.fixture(params=["log", "lsm"])
@@ -164,6 +169,7 @@ def test_rows_without_versions_are_refused(tmp_path: Path) -> None:
             store.changes(1)
 
 
+@LOG_SOON
 def test_a_copy_follows_commit_by_commit(path: Path, tmp_path: Path) -> None:
     copied = tmp_path / "copied"
     with opened(path) as store:
@@ -252,6 +258,7 @@ def test_a_source_that_has_gone_back_is_told(path: Path, tmp_path: Path) -> None
         store.commit(4)
 
 
+@LOG_SOON
 def test_commits_that_come_beside_a_look_are_not_passed_over(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +319,7 @@ def test_a_step_that_could_not_be_committed_is_not_counted(
                 follower.run(once=True)
 
 
+@LOG_SOON
 def test_a_follower_that_is_killed_anywhere_has_all_in_the_end(path: Path, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print("seed", seed)  # of a failure

@@ -21,7 +21,22 @@ ROWS = 20_000
 OPTIONS: dict[str, Any] = {"page_bytes": 512, "seed": 5}
 BUDGET = "1MiB"
 KINDS: tuple[Any, Any] = ("log", "lsm")
-DTYPES = ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.long)]
+DENSE_AND_DTYPES = pytest.mark.parametrize(
+    ("dense", "dtype"),
+    [
+        pytest.param(True, "bfloat16", id="dense-bfloat16"),
+        pytest.param(False, "float32", id="growing-float32"),
+        *(
+            pytest.param(dense, dtype, marks=pytest.mark.long, id=f"{name}-{dtype}")
+            for name, dense, dtype in [
+                ("dense", True, "float32"),
+                ("dense", True, "float16"),
+                ("growing", False, "bfloat16"),
+                ("growing", False, "float16"),
+            ]
+        ),
+    ],
+)
 
 Both = dict[Any, embedrock.Store]
 
@@ -59,8 +74,7 @@ def assert_equal(stores: Both, name: str, dense: bool) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dense", [True, False], ids=["dense", "growing"])
+@DENSE_AND_DTYPES
 def test_verbs_have_the_bits_of_a_log(both: Both, dense: bool, dtype: str) -> None:
     add(both, "t", dense, dtype=dtype, optimizer="adagrad")
     for store in both.values():
@@ -92,7 +106,9 @@ def test_verbs_have_the_bits_of_a_log(both: Both, dense: bool, dtype: str) -> No
 
 
 @pytest.mark.filterwarnings("ignore::embedrock.errors.UncommittedWarning")
-@pytest.mark.parametrize("dense", [True, False], ids=["dense", "growing"])
+@pytest.mark.parametrize(
+    "dense", [pytest.param(True, marks=pytest.mark.long), False], ids=["dense", "growing"]
+)
 def test_a_store_comes_back_as_it_was_committed(tmp_path: Path, dense: bool) -> None:
     rngs = {kind: np.random.default_rng(7) for kind in KINDS}
     for life in range(4):
@@ -197,8 +213,7 @@ class TestModules:
     def _torch(self) -> None:
         pytest.importorskip("torch")
 
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("dense", [True, False], ids=["dense", "growing"])
+    @DENSE_AND_DTYPES
     def test_a_bag_trains_to_the_bits_of_a_log(
         self, tmp_path: Path, dense: bool, dtype: str
     ) -> None:
@@ -241,21 +256,21 @@ class TestModules:
 
 def test_a_table_of_very_many_ids_has_room_for_the_rows_that_are_expected(tmp_path: Path) -> None:
     ids, rng = 2**40, np.random.default_rng(2)
-    batches = [np.unique(rng.integers(0, ids, 20_000)) for _ in range(10)]
+    batches = [np.unique(rng.integers(0, ids, 10_000)) for _ in range(10)]
     batches[3][-1] = ids - 1
 
     def values(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         return (keys[:, None] % 65_537 + np.arange(DIM)).astype(np.float32)
 
-    with embedrock.open(tmp_path / "s", "6MiB") as store:
-        table = store.table("t", DIM, ids, storage="lsm", expected_rows=200_000)
+    with embedrock.open(tmp_path / "s", "3MiB") as store:
+        table = store.table("t", DIM, ids, storage="lsm", expected_rows=100_000)
         assert table.num_embeddings == ids
         for step, keys in enumerate(batches, 1):
             table.put(keys, values(keys))
             store.commit(step)
         with pytest.raises(KeyRangeError, match=str(ids)):
             table.get([ids])
-    with embedrock.open(tmp_path / "s", "6MiB") as store:
+    with embedrock.open(tmp_path / "s", "3MiB") as store:
         table = store.table("t")
         every = np.unique(np.concatenate(batches))
         assert (len(table), table.num_embeddings) == (len(every), ids)

@@ -222,7 +222,7 @@ for step in range(1, 10_000):
 """
 
 
-@pytest.mark.parametrize("storage", ["log", "lsm"])
+@pytest.mark.parametrize("storage", ["log", pytest.param("lsm", marks=pytest.mark.long)])
 def test_a_pin_that_returned_survives_a_kill(tmp_path: Path, storage: str) -> None:
     path = tmp_path / "s"
     for kills in (3, 8, 14):
@@ -264,7 +264,7 @@ for turn in range(10_000):
 """
 
 
-@pytest.mark.parametrize("storage", ["log", "lsm"])
+@pytest.mark.parametrize("storage", ["log", pytest.param("lsm", marks=pytest.mark.long)])
 def test_what_was_trained_after_going_back_survives_a_kill(tmp_path: Path, storage: str) -> None:
     path = tmp_path / "s"
     for turns in (1, 3, 4):
@@ -283,12 +283,15 @@ def test_what_was_trained_after_going_back_survives_a_kill(tmp_path: Path, stora
         assert embedrock.check(path)["problems"] == []
 
 
+@pytest.mark.parametrize(
+    "store", [pytest.param("log", marks=pytest.mark.long), "lsm"], indirect=True
+)
 def test_unpinning_gives_the_space_back(store: embedrock.Store) -> None:
     def taken() -> int:
         return sum(file.stat().st_blocks * 512 for file in store.path.iterdir())
 
     table = store.table("t")
-    keys = np.arange(60_000)
+    keys = np.arange(30_000)
 
     def train(step: int, pin: str | None = None) -> None:
         table.put(keys, np.full((len(keys), 4), step, np.float32))

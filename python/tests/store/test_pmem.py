@@ -93,7 +93,9 @@ def assert_equal(stores: Both, name: str, dense: bool) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("float16", marks=pytest.mark.long), "bfloat16"]
+)
 @pytest.mark.parametrize("dense", [True, False], ids=["dense", "growing"])
 def test_verbs_have_the_bits_of_a_log(both: Both, dense: bool, dtype: str) -> None:
     add(both, "t", dense, dtype=dtype, optimizer="adagrad")

@@ -43,7 +43,9 @@ def push(path: str, memory: str, first: int) -> None:
         os.write(1, f"{number}\n".encode())
 
 
-@pytest.mark.parametrize("in_memory", [False, True], ids=["file", "tmpfs"])
+@pytest.mark.parametrize(
+    "in_memory", [False, pytest.param(True, marks=pytest.mark.long)], ids=["file", "tmpfs"]
+)
 def test_acknowledged_pushes_survive_kills(tmp_path: Path, in_memory: bool) -> None:
     memory = ""
     if in_memory:

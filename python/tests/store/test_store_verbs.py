@@ -506,7 +506,7 @@ class TestTables:
         )
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("policy", ["lru", pytest.param("lfu", marks=pytest.mark.long)])
 def test_what_a_step_reads_is_still_in_memory_when_it_is_updated(
     tmp_path: Path, policy: Literal["lru", "lfu"]
 ) -> None:
