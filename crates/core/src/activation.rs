@@ -64,6 +64,8 @@ branches! {
     WrittenForStretch = "written_for_stretch",
     /// A row that was read ahead found its set full of rows that are used sooner.
     TurnedAway = "turned_away",
+    /// A row that had not changed was written as it left, to be stored elsewhere.
+    VictimMoved = "victim_moved",
 }
 
 #[cfg(any(test, feature = "testing"))]

@@ -184,7 +184,8 @@ class Window:
         before they could be read ahead or do not fit, ``cleared``; ``groups`` that were begun,
         ``group_batches`` that were read of them;
         ``rows_loaded`` in ``requests`` for ``pages`` and ``bytes``, of them ``pages_again`` within
-        one group; ``rows_rewritten`` because those of their range were on too many pages; rows
+        one group; ``rows_rewritten`` as they are, because those of their range, or of the batches
+        of a schedule, were on too many pages; rows
         ``turned_away`` because all of their set are used sooner, rows ``lost``
         although an announced batch or a schedule uses them; announced uses that a schedule has
         foreseen (``schedule_right``, ``schedule_wrong``), and schedules that were set aside

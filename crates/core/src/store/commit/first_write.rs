@@ -12,6 +12,7 @@ use crate::store::files::head::{self, Head};
 use crate::store::files::holds;
 use crate::store::files::pins::Pins;
 use crate::store::journal::{CommitRecord, JournalFile, RecordKind, name_of, numbers, pin_of};
+use crate::store::recovery::Target;
 use crate::store::{Inner, Store, has_file};
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -120,6 +121,13 @@ impl Inner {
         // Pairs with the acquire above: a thread that sees it finds the journal open.
         self.writing.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// As [`prepare_writing`](Self::prepare_writing), for what need not be written: whether it can
+    /// be. Not where that would give up later commits.
+    pub(in crate::store) fn may_begin_to_write(&self) -> bool {
+        let follows_all = matches!(Target::of(&self.options), Target::Last);
+        follows_all && self.check_writable().is_ok() && self.prepare_writing().is_ok()
     }
 
     /// Gives up what follows a commit. A crash in between leaves one of the commits that are being

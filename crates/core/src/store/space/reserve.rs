@@ -38,19 +38,20 @@ impl Inner {
         Ok(())
     }
 
-    /// As [`reserve`](Self::reserve), for rows of one table that need not be written: false, and
+    /// As [`reserve`](Self::reserve), for rows of one class that need not be written: false, and
     /// nothing is made ready, where that could take room from rows that must be, and where nobody
     /// has changed a row since the store was opened: the first change drops later commits.
-    pub(in crate::store) fn reserve_spare(&self, engine: &Engine, keys: &[Keys<'_>; 1]) -> bool {
+    pub(in crate::store) fn reserve_spare(&self, engine: &Engine, keys: &[Keys<'_>]) -> bool {
         if !self.writing.load(Ordering::Acquire) || self.check_writable().is_err() {
             return false;
         }
-        let class = &engine.classes[keys[0].table.class];
+        let number = keys[0].table.class;
+        let class = &engine.classes[number];
         let has_room = {
             let log = class.lock(&self.metrics);
             // All rows of the cache may have to be written before a commit frees anything.
             let beside = class.cache().row_capacity() + log.rows_of_cut();
-            let rows = class.unwritten_rows(&**log) + beside + keys[0].keys.len() as u64;
+            let rows = class.unwritten_rows(&**log) + beside + rows_of_class(keys, number);
             let growth = log.growth_for(rows, self.room_for_upkeep(&**log));
             log.disk_bytes().saturating_add(growth) <= self.most_bytes(&**log)
         };

@@ -84,6 +84,8 @@ struct Training {
     batches: Vec<Vec<u64>>,
     next: Vec<Vec<u16>>,
     said: Said,
+    /// Its rows are looked up, and do not change.
+    only_reads: bool,
 }
 
 impl Training {
@@ -101,7 +103,24 @@ impl Training {
         for (next, keys) in next.iter_mut().zip(&batches) {
             next.resize(keys.len(), 0);
         }
-        Self { store, table, batches, next, said }
+        Self { store, table, batches, next, said, only_reads: false }
+    }
+
+    /// Rows that were written in the order of their keys, and committed as step 1.
+    fn over_rows(medium: &SimMedium, options: StoreOptions, said: Said) -> Self {
+        let training = Self::new(medium, options, said);
+        let keys: Vec<u64> = (0..ROWS).collect();
+        for keys in keys.chunks(100) {
+            training.update(keys, &vec![0.01; keys.len() * WIDTH]);
+        }
+        training.store.commit(1, "", &[]).unwrap();
+        training
+    }
+
+    fn update(&self, keys: &[u64], gradients: &[f32]) {
+        let (table, hyper, non_finite, step) = (self.table, HYPER, NonFinite::Refuse, None);
+        let update = UpdateBatch { table, keys, gradients, hyper, non_finite, step };
+        self.store.update(&[update]).unwrap();
     }
 
     fn announce(&self, at: usize) -> Option<u64> {
@@ -142,11 +161,10 @@ impl Training {
             let mut values = vec![0.0; keys.len() * WIDTH];
             let get = GetBatch { table, keys, values: (&mut values).into(), state: None };
             store.get(&mut [get]).unwrap();
-            let gradients: Vec<f32> = values.iter().map(|value| value / 64.0 + 0.01).collect();
-            let (hyper, non_finite, step) = (HYPER, NonFinite::Refuse, None);
-            let gradients = &gradients[..];
-            let update = UpdateBatch { table, keys, gradients, hyper, non_finite, step };
-            store.update(&[update]).unwrap();
+            if !self.only_reads {
+                let gradients: Vec<f32> = values.iter().map(|value| value / 64.0 + 0.01).collect();
+                self.update(keys, &gradients);
+            }
             store.finish(number).unwrap();
             while store.window_turn().unwrap() {}
             let stats = store.stats().unwrap();
@@ -346,4 +364,97 @@ fn a_commit_writes_rows_of_each_stretch_to_pages_of_their_own() {
     }
     assert!(5 * scheduled <= 2 * plain, "{scheduled} pages, {plain} without a schedule");
     assert!(60 * strayed <= written, "{strayed} of {written} rows are with those of others");
+}
+
+/// Reads the rows of all epochs, from a store that is opened for it. The pages of the last epoch.
+fn pages_of_reading(reading: &Training) -> u64 {
+    let all = reading.batches.len();
+    let begin = all - BATCHES as usize;
+    reading.run(0..begin, |_| ());
+    let before = reading.store.stats().unwrap().pages_read;
+    reading.run(begin..all, |_| ());
+    reading.store.stats().unwrap().pages_read - before
+}
+
+/// With pages of many rows.
+fn of_wide_pages() -> StoreOptions {
+    let (page_bytes, segment_bytes) = (Some(4096), Some(128 << 10));
+    StoreOptions { page_bytes, segment_bytes, ..options(BUDGET) }
+}
+
+// Features of a graph are read and never changed: they kept their places, and a page came for each
+// of them.
+#[cfg_attr(miri, ignore = "long, and no unsafe code")]
+#[test]
+fn rows_that_are_only_read_come_together_by_their_next_uses() {
+    let mut pages = Vec::new();
+    for said in [Said::Keys, Said::Schedule] {
+        let medium = SimMedium::new(1);
+        let written = Training::over_rows(&medium, of_wide_pages(), said);
+        let expected = digest(&written.store, written.table);
+        written.store.close().unwrap();
+        let open = || Training::new(&medium, of_wide_pages(), said);
+        let reading = Training { only_reads: true, ..open() };
+        pages.push(pages_of_reading(&reading));
+        let window = reading.store.window_stats().unwrap();
+        assert_eq!(window.rows_rewritten > 1000, said == Said::Schedule, "{window:?}");
+        assert_eq!(digest(&reading.store, reading.table), expected);
+        let Uncommitted { batches, rows } = reading.store.uncommitted();
+        assert_eq!((batches, rows), (0, 0), "nothing would be lost");
+        reading.store.close().unwrap();
+        assert_eq!(digest(&open().store, reading.table), expected);
+    }
+    assert!(2 * pages[1] <= pages[0], "{} pages, {} without a schedule", pages[1], pages[0]);
+}
+
+// Going on from an earlier commit gives later ones up at the first change: that of a user.
+#[cfg_attr(miri, ignore = "long, and no unsafe code")]
+#[test]
+fn rows_that_are_only_read_stay_where_later_commits_would_be_lost_and_within_the_disk() {
+    let medium = SimMedium::new(1);
+    let written = Training::over_rows(&medium, of_wide_pages(), Said::Schedule);
+    let first = digest(&written.store, written.table);
+    let full = written.store.stats().unwrap().disk_bytes;
+    written.update(&[5], &[0.5; WIDTH]);
+    written.store.commit(2, "", &[]).unwrap();
+    let second = digest(&written.store, written.table);
+    written.store.close().unwrap();
+    let earlier = StoreOptions { step: Some(1), ..of_wide_pages() };
+    let bound = StoreOptions { max_disk_bytes: Some(full + full / 8), ..of_wide_pages() };
+    for (options, expected) in [(earlier, first), (bound, second)] {
+        let reading = Training::new(&medium, options, Said::Schedule);
+        let reading = Training { only_reads: true, ..reading };
+        pages_of_reading(&reading);
+        let window = reading.store.window_stats().unwrap();
+        assert_eq!((window.rows_rewritten, window.failed), (0, 0), "{window:?}");
+        assert_eq!(digest(&reading.store, reading.table), expected);
+        reading.store.close().unwrap();
+    }
+    let newest = Training::new(&medium, of_wide_pages(), Said::Schedule);
+    assert_eq!(digest(&newest.store, newest.table), second);
+}
+
+// Rows that move are in two places until a commit says which one counts.
+#[cfg_attr(miri, ignore = "long, and no unsafe code")]
+#[test]
+fn a_power_cut_while_rows_move_leaves_every_row() {
+    let step = stride(5);
+    let mut moved = 0;
+    for cut in (40..BATCHES as usize * 2).step_by(5 * step as usize) {
+        let medium = SimMedium::new(cut as u64);
+        let reading = Training::over_rows(&medium, of_wide_pages(), Said::Schedule);
+        let (expected, table) = (digest(&reading.store, reading.table), reading.table);
+        let reading = Training { only_reads: true, ..reading };
+        reading.run(0..cut, |at| {
+            if at % 13 == 5 {
+                reading.store.commit(at as u64 + 2, "", &[]).unwrap();
+            }
+        });
+        moved += reading.store.window_stats().unwrap().rows_rewritten;
+        drop(reading);
+        let medium = medium.reboot(cut as u64 + 1000);
+        let store = Store::open_on(Arc::new(medium.clone()), of_wide_pages()).unwrap();
+        assert_eq!(digest(&store, table), expected, "cut after batch {cut}");
+    }
+    assert!(moved > 500, "{moved}");
 }

@@ -410,7 +410,8 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             Source::Blank => {}
         };
         let blank = matches!(source, Source::Blank);
-        let cache = self.class.cache();
+        let class = self.class;
+        let cache = class.cache();
         let at = table.locate(cache, key);
         if !self.op.admits() {
             let hit = cache.peek(at, table.id(), key, |row| {
@@ -437,6 +438,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         // the cache no row need stay until a second pass. The victim is parked in there, too, so
         // that its key is always either resident or found under the class lock.
         let (mut came, mut evicted, mut parked) = (0, (0, 0), Ok(()));
+        let (moves_victims, mut moved) = (self.op.moves_victims(), false);
         let op = &mut *self.op;
         let next = op.next_use(batch, position);
         let use_row = |mut row: RowMut<'_>, fresh: bool| {
@@ -449,9 +451,11 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             }
             visit(&mut *op, batch, position, row, stamp, blank && fresh)
         };
-        let leave = |victim: RowRef<'_>| {
+        let leave = |mut victim: RowRef<'_>| {
             evicted = (1, u64::from(victim.dirty));
-            parked = write_or_park(log, self.class, victim);
+            moved =
+                moves_victims && victim.stretch.is_some() && mark_to_move(log, class, &mut victim);
+            parked = write_or_park(log, class, victim);
         };
         let fresh_key = match next {
             // A row that has left the flush buffer has nowhere else to be.
@@ -472,6 +476,9 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
                 fresh_key
             }
         };
+        if moved {
+            self.op.moved_victim();
+        }
         table.rows.fetch_add(u64::from(fresh_key), Ordering::Relaxed);
         if let Some(count) = count {
             count.fetch_add(came, Ordering::Relaxed);
@@ -480,6 +487,25 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
         self.inner.metrics.evicted_dirty.fetch_add(evicted.1, Ordering::Relaxed);
         self.inner.poison_on_error(parked)
     }
+}
+
+/// Has a victim that has not changed written all the same, to another place. False where it is
+/// written anyway, and where nobody wrote it before: it stays so.
+pub(in crate::store) fn mark_to_move(
+    log: &dyn Storage,
+    class: &Class,
+    victim: &mut RowRef<'_>,
+) -> bool {
+    let is_stored = || match victim.origin {
+        Some(origin) => origin != 0,
+        None => log.contains(victim.table, victim.key) == Some(true),
+    };
+    let moves = !victim.dirty && is_stored();
+    if moves {
+        note(Branch::VictimMoved);
+        (victim.dirty, victim.dirty_since) = (true, class.now());
+    }
+    moves
 }
 
 /// Writes or parks a victim: one that belongs to the commit under way is written, another dirty one

@@ -83,6 +83,13 @@ pub(in crate::store) trait RowOp {
     }
     /// A row found no place because all in its set are used sooner.
     fn turned_away(&mut self) {}
+    /// True when rows that have not changed are written, too, as they leave for those that come,
+    /// to be stored with others of the stretch that uses them next. Room is reserved for one each.
+    fn moves_victims(&self) -> bool {
+        false
+    }
+    /// A row was written for that.
+    fn moved_victim(&mut self) {}
 }
 
 /// One table's keys.

@@ -75,7 +75,8 @@ pub struct WindowStats {
     pub group_batches: u64,
     /// Rows that were read ahead.
     pub rows_loaded: u64,
-    /// Rows that were written as they are, because those of their range were on too many pages.
+    /// Rows that were written as they are, because those of their range, or of the batches of a
+    /// schedule, were on too many pages.
     pub rows_rewritten: u64,
     /// Rows that were read ahead and found their set full of rows that are used sooner.
     pub turned_away: u64,

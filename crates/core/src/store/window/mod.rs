@@ -34,6 +34,7 @@ mod help;
 mod planner;
 mod ranges;
 mod reader;
+mod scatter;
 mod schedule;
 mod slices;
 mod starving;
@@ -54,6 +55,7 @@ use planner::Plan;
 #[cfg(test)]
 pub(super) const RANGES: u64 = ranges::FIRST;
 use ranges::Ranges;
+use scatter::Scatter;
 use starving::Rest;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -135,6 +137,7 @@ struct State {
     release: bool,
     awaited: VecDeque<Awaited>,
     ranges: Ranges,
+    scatter: Scatter,
     /// When a batch was last begun, and how long one lasts at least, lately.
     last_begin: Option<Instant>,
     batch_time: Option<Duration>,

@@ -14,7 +14,7 @@
 //! leaves, and share pages again.
 
 use super::super::engine::Table;
-use super::super::verbs::misses::write_or_park;
+use super::super::verbs::misses::{mark_to_move, write_or_park};
 use super::super::verbs::rows::{Effect, Keys, RowOp, RowView};
 use super::super::{Engine, Inner, Store};
 use super::planner::Plan;
@@ -473,11 +473,7 @@ impl Inner {
             let (mut dirty, mut rewritten, mut parked) = (false, false, Ok(()));
             let left = cache.evict(table.locate(cache, key), table.id(), key, |mut victim| {
                 dirty = victim.dirty;
-                // One that nobody wrote stays so.
-                if rewrites && !dirty && log.contains(table.id(), key) == Some(true) {
-                    (rewritten, victim.dirty) = (true, true);
-                    victim.dirty_since = class.now();
-                }
+                rewritten = rewrites && mark_to_move(&**log, class, &mut victim);
                 parked = write_or_park(&mut **log, class, victim);
             });
             self.metrics.evicted.fetch_add(u64::from(left), Ordering::Relaxed);

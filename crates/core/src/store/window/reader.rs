@@ -234,7 +234,7 @@ impl Inner {
         let mut tables: Vec<u16> = portion.iter().map(|need| need.table).collect();
         tables.sort_unstable();
         tables.dedup();
-        let mut op = AheadOp { next: vec![Vec::new(); tables.len()], loaded: 0, turned_away: 0 };
+        let mut op = AheadOp { next: vec![Vec::new(); tables.len()], ..AheadOp::default() };
         let mut keys: Vec<Vec<u64>> = vec![Vec::new(); tables.len()];
         let mut places = Vec::with_capacity(rows);
         cache.ahead(
@@ -257,21 +257,49 @@ impl Inner {
             .zip(&keys)
             .map(|(id, keys)| Keys { table: engine.known_table(*id), keys })
             .collect();
+        op.moves_victims = self.reserve_to_move(shared, engine, number, &batches);
         let report = self.visit_ahead(engine, class, &batches, places, &mut op);
+        if op.moves_victims {
+            self.end_reservation(&engine.classes, &batches);
+        }
         let c = &shared.counters;
         c.loaded.fetch_add(op.loaded, Ordering::Relaxed);
         c.turned_away.fetch_add(op.turned_away, Ordering::Relaxed);
-        c.count_read(&report?);
+        c.rewritten.fetch_add(op.moved, Ordering::Relaxed);
+        let report = report?;
+        c.count_read(&report);
+        let of_page = class.rows_per_page();
+        shared.state.lock().scatter.count(number, (op.loaded, report.read.pages), of_page);
         Ok(rows)
+    }
+
+    /// Room for as many rows of a class as come, where those that leave for them are to be written
+    /// although they have not changed.
+    fn reserve_to_move(
+        &self,
+        shared: &Shared,
+        engine: &Engine,
+        class: usize,
+        rows: &[Keys<'_>],
+    ) -> bool {
+        if !shared.state.lock().scatter.is_scattered(class) {
+            return false;
+        }
+        let is_scheduled = engine.classes[class].lock(&self.metrics).stretch_bytes() > 0;
+        is_scheduled && self.may_begin_to_write() && self.reserve_spare(engine, rows)
     }
 }
 
 /// Makes rows resident for batches to come.
+#[derive(Default)]
 struct AheadOp {
     /// The batch that uses each row first.
     next: Vec<Vec<NextUse>>,
+    /// See [`RowOp::moves_victims`].
+    moves_victims: bool,
     loaded: u64,
     turned_away: u64,
+    moved: u64,
 }
 
 impl RowOp for AheadOp {
@@ -288,5 +316,13 @@ impl RowOp for AheadOp {
 
     fn turned_away(&mut self) {
         self.turned_away += 1;
+    }
+
+    fn moves_victims(&self) -> bool {
+        self.moves_victims
+    }
+
+    fn moved_victim(&mut self) {
+        self.moved += 1;
     }
 }
