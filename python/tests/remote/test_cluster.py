@@ -300,7 +300,6 @@ def test_an_update_that_one_server_does_not_answer_says_who_has_made_it(
             assert alone.commit() == 4
 
 
-@pytest.mark.long
 def test_a_step_that_some_servers_have_made_is_not_made_again(whole: Path, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     with (
@@ -569,7 +568,6 @@ class Disputed(Elsewhere):
         raise Refused("MOVED 17 10.0.0.2:6380")
 
 
-@pytest.mark.long
 def test_servers_that_disagree_amid_a_move_are_no_misuse(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was MisuseError, with the advice to connect as the client had connected."""
     monkeypatch.setattr(routed, "_PAUSE_S", 0.0)

@@ -232,7 +232,7 @@ class Samples:
             yield Batch(dense, keys, offsets, labels, Position())
 
 
-# One with an extra value in each row, one with sequences, one with several targets.
+# One with several targets; contests have those with an extra value in each row, and sequences, too.
 SOON = {"mmoe"}
 
 

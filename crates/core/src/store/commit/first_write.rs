@@ -1,7 +1,9 @@
 //! The first write after opening: what follows the commit that was opened is given up, and the
 //! journal goes on behind it.
 //!
-//! A store that is only read stays as it is. The order is that of `docs/formats/head-and-holds.md`:
+//! A store that is only read stays as it is, unless a schedule moves its rows
+//! (`docs/decisions/0032-rows-that-are-only-read-move-too.md`). The order is that of
+//! `docs/formats/head-and-holds.md`:
 //! the head, then the journal's end, then the holds of readers that came meanwhile.
 
 use super::{History, Spare};
@@ -123,11 +125,13 @@ impl Inner {
         Ok(())
     }
 
-    /// As [`prepare_writing`](Self::prepare_writing), for what need not be written: whether it can
-    /// be. Not where that would give up later commits.
+    /// Begins to write, for rows that need not be written; false where that fails, or could give up
+    /// later commits.
     pub(in crate::store) fn may_begin_to_write(&self) -> bool {
-        let follows_all = matches!(Target::of(&self.options), Target::Last);
-        follows_all && self.check_writable().is_ok() && self.prepare_writing().is_ok()
+        self.writing.load(Ordering::Acquire)
+            || matches!(Target::of(&self.options), Target::Last)
+                && self.check_writable().is_ok()
+                && self.prepare_writing().is_ok()
     }
 
     /// Gives up what follows a commit. A crash in between leaves one of the commits that are being

@@ -9,6 +9,11 @@ use crate::store::journal::JOURNAL_BYTES_PER_TABLE;
 use crate::store::verbs::rows::Keys;
 use std::sync::atomic::Ordering;
 
+/// An epoch's deltas are so many times as long as the indexes before rows are written that need not
+/// be, at most, and so long in any case.
+const EPOCH_DELTAS: u64 = 2;
+const EPOCH_DELTAS_MIN: u64 = 1 << 20;
+
 impl Inner {
     /// Makes sure that a batch that changes these rows cannot run out of disk, and that its new
     /// keys fit the budget. `Full` and `Budget` come before anything changed. Each reserve is
@@ -38,24 +43,46 @@ impl Inner {
         Ok(())
     }
 
-    /// As [`reserve`](Self::reserve), for rows of one class that need not be written: false, and
-    /// nothing is made ready, where that could take room from rows that must be, and where nobody
-    /// has changed a row since the store was opened: the first change drops later commits.
+    /// As [`reserve`](Self::reserve), for rows of one class that are stored and need not be
+    /// written: false, and nothing is made ready, where that could take room from rows that must
+    /// be, and where nobody has changed a row since the store was opened: the first change drops later
+    /// commits.
     pub(in crate::store) fn reserve_spare(&self, engine: &Engine, keys: &[Keys<'_>]) -> bool {
         if !self.writing.load(Ordering::Acquire) || self.check_writable().is_err() {
             return false;
         }
         let number = keys[0].table.class;
-        let class = &engine.classes[number];
-        let has_room = {
+        let (class, rows) = (&engine.classes[number], rows_of_class(keys, number));
+        if !self.has_spare_room(engine, number, rows) || self.settle_room(engine).is_err() {
+            return false;
+        }
+        class.reserved_rows.fetch_add(rows, Ordering::Relaxed);
+        let reserved = self.reserve_class(engine, class);
+        if reserved.is_err() {
+            self.end_reservation(&engine.classes[..=number], keys);
+        }
+        reserved.is_ok()
+    }
+
+    /// Whether there is room for `rows` more of a class beside all rows of all caches, which may
+    /// have to be written before a commit frees anything, and beside what the journal says of them.
+    /// False, too, when an epoch has said much: its part of the journal stays until a commit.
+    fn has_spare_room(&self, engine: &Engine, number: usize, rows: u64) -> bool {
+        let (mut growth, mut deltas, mut free) = (0, 0, u64::MAX);
+        for (i, class) in engine.classes.iter().enumerate() {
+            let Some(tier) = &class.tier else { continue };
             let log = class.lock(&self.metrics);
-            // All rows of the cache may have to be written before a commit frees anything.
-            let beside = class.cache().row_capacity() + log.rows_of_cut();
-            let rows = class.unwritten_rows(&**log) + beside + rows_of_class(keys, number);
-            let growth = log.growth_for(rows, self.room_for_upkeep(&**log));
-            log.disk_bytes().saturating_add(growth) <= self.most_bytes(&**log)
-        };
-        has_room && self.reserve_all(engine, keys).is_ok()
+            let beside = tier.cache.row_capacity() + log.rows_of_cut();
+            let more = beside + if i == number { rows } else { 0 };
+            let all = class.unwritten_rows(&**log) + more;
+            growth += log.growth_for(all, self.room_for_upkeep(&**log));
+            deltas += class.journal_bytes(&**log) + log.journal_bytes_for(more);
+            free = free.min(self.most_bytes(&**log).saturating_sub(log.disk_bytes()));
+        }
+        let mut history = self.history.lock();
+        let most = EPOCH_DELTAS * history.index_bytes.max(EPOCH_DELTAS_MIN);
+        let needed = growth.saturating_add(history.journal().growth_for(deltas));
+        needed <= free && history.epoch_deltas <= most
     }
 
     /// Makes sure that the journal has room for `rows` deletes. They take no room for rows.

@@ -477,6 +477,7 @@ impl<'k, O: RowOp> MissVisitor<'_, 'k, O> {
             }
         };
         if moved {
+            note(Branch::VictimMoved);
             self.op.moved_victim();
         }
         table.rows.fetch_add(u64::from(fresh_key), Ordering::Relaxed);
@@ -502,7 +503,6 @@ pub(in crate::store) fn mark_to_move(
     };
     let moves = !victim.dirty && is_stored();
     if moves {
-        note(Branch::VictimMoved);
         (victim.dirty, victim.dirty_since) = (true, class.now());
     }
     moves

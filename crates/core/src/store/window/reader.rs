@@ -268,8 +268,8 @@ impl Inner {
         c.rewritten.fetch_add(op.moved, Ordering::Relaxed);
         let report = report?;
         c.count_read(&report);
-        let of_page = class.rows_per_page();
-        shared.state.lock().scatter.count(number, (op.loaded, report.read.pages), of_page);
+        let (brought, of_page) = (op.loaded + op.turned_away, class.rows_per_page());
+        shared.state.lock().scatter.count(number, (brought, report.read.pages), of_page);
         Ok(rows)
     }
 

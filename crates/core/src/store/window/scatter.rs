@@ -7,8 +7,8 @@
 //!
 //! It is not taken back when pages bring many rows: they do because rows were written so.
 
-/// So many times the rows that a page brought fit into one, at least: writing a row costs more of
-/// the processor than reading one, and a page that is written has few of wide rows.
+/// Rows are scattered where a page could hold more than so many times the rows that it brought:
+/// writing a row costs more of the processor than reading one, and a page has few wide rows.
 /// `docs/decisions/0032-rows-that-are-only-read-move-too.md` has what this gains.
 const SCATTERED: u64 = 12;
 /// Pages that were read before anything is decided, and before they are half forgotten.
