@@ -289,12 +289,14 @@ def _add_reading_ahead(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--schedule",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
+        default=None,
         help=(
             "look at all batches first, and write rows that leave memory to the page of the "
             "stretch of batches that uses them next: fewer reads, where epochs repeat and tables "
             "are larger than the memory (docs/how-to/schedule.md). Takes a pass over the data, "
-            "and 13 bytes of disk for each use of a row while it is made, 2 afterwards"
+            "and 13 bytes of disk for each use of a row while it is made, 2 afterwards. Default: "
+            "once an epoch over data in memory has waited for rows, and two are left"
         ),
     )
     group.add_argument(

@@ -29,7 +29,7 @@ from embedrock.errors import EmbedrockError, MismatchError, MisuseError
 from embedrock.observe.step_report import StepReport
 from embedrock.report.progress import Sink, Task
 from embedrock.store import Store
-from embedrock.training.batches import Foretold, ReadAhead, watched
+from embedrock.training.batches import Foretold, ReadAhead, Trial, may_pay, watched
 from embedrock.training.history import History
 from embedrock.training.interrupt import Interrupt
 from embedrock.training.recipe_options import RecipeOptions
@@ -268,10 +268,7 @@ class EpochRun(ABC, Generic[B]):
         options, batches = self.options, self.batches
         trainer = self.trainer
         every: Iterable[B] = batches
-        foretold: Foretold[B] | None = None
-        if self.ahead_options.schedule:
-            left = self.per_epoch * (options.recipe.epochs - batches.epoch_of(self.step))
-            foretold = Foretold(watched(copy.copy(batches), sink, left), repeats=False)
+        foretold = self._foretold(sink)
         self.ahead = ReadAhead(every, trainer.model, trainer.keys_of, self.ahead_options, foretold)
         with (
             Task(sink, "training", self.per_epoch * options.recipe.epochs) as task,
@@ -299,6 +296,24 @@ class EpochRun(ABC, Generic[B]):
                     self.commit(wait=False)
             self.seconds = perf_counter() - started
             self.history.pause()
+
+    def _foretold(self, sink: Sink) -> Foretold[B] | Trial[B] | None:
+        """The batches to come, for a schedule that was asked for, or that may pay."""
+        batches, options = self.batches, self.ahead_options
+
+        def left(step: int) -> int:
+            return int(self.options.recipe.epochs - batches.epoch_of(step))
+
+        def left_behind(batch: B) -> int | None:
+            is_last = batches.epoch_of(batch.step + 1) > batch.epoch
+            return left(batch.step + 1) if is_last else None
+
+        def foretold(epochs: int) -> Foretold[B]:
+            return Foretold(watched(copy.copy(batches), sink, self.per_epoch * epochs), False)
+
+        if options.schedule:
+            return foretold(left(self.step))
+        return Trial(left_behind, foretold) if may_pay(options, left(self.step)) else None
 
     def result(self, measured: dict[str, Any]) -> dict[str, Any]:
         """The results of the run, as JSON values."""

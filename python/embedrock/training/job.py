@@ -8,6 +8,7 @@ with the same bits as one that was not.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -21,12 +22,20 @@ from embedrock import initializers
 from embedrock._made_keys import meta_of
 from embedrock.commits import PendingCommit
 from embedrock.data import Batch, Dataset, Position
+from embedrock.data.streamed import StreamedDataset
 from embedrock.errors import EmbedrockError, FullError
 from embedrock.models.base import ClickModel
 from embedrock.observe.step_report import StepReport
 from embedrock.report.progress import Sink, Task
 from embedrock.store import Store
-from embedrock.training.batches import ReadAhead, all_epochs, foretold
+from embedrock.training.batches import (
+    Foretold,
+    ReadAhead,
+    Trial,
+    all_epochs,
+    foretold,
+    may_pay,
+)
 from embedrock.training.history import History
 from embedrock.training.interrupt import Interrupt
 from embedrock.training.models import over_store
@@ -281,7 +290,7 @@ def _train_epochs(run: _Run, sink: Sink, interrupt: Interrupt) -> None:
         run.model,
         run.model.embeddings.keys_of,
         options,
-        foretold(run.dataset, recipe, run.position, sink) if options.schedule else None,
+        _foretold(run, sink),
     )
     with (
         Task(sink, "training", per_epoch * recipe.epochs) as task,
@@ -312,6 +321,26 @@ def _train_epochs(run: _Run, sink: Sink, interrupt: Interrupt) -> None:
             task.outcome = f"stopped at step {run.step}"
         else:
             _end_epoch(run, max(run.position.epoch, recipe.epochs))
+
+
+def _foretold(run: _Run, sink: Sink) -> Foretold[Batch] | Trial[Batch] | None:
+    """The batches to come, for a schedule that was asked for, or that may pay."""
+    recipe, options, dataset = run.options.recipe, run.options, run.dataset
+    if options.schedule:
+        return foretold(dataset, recipe, run.position, sink)
+    in_memory = not isinstance(dataset, StreamedDataset)
+    if not may_pay(options, recipe.epochs - run.position.epoch, in_memory):
+        return None
+    per_epoch = math.ceil((dataset.num_train() or 0) / recipe.batch_size)
+
+    def left(batch: Batch) -> int | None:
+        is_last = batch.next.batch >= per_epoch
+        return recipe.epochs - batch.next.epoch - 1 if is_last else None
+
+    def of(epochs: int) -> Foretold[Batch]:
+        return foretold(dataset, recipe, Position(recipe.epochs - epochs), sink)
+
+    return Trial(left, of)
 
 
 def _begin_epoch(run: _Run) -> None:

@@ -43,8 +43,9 @@ class RunOptions(ABC):
     #: together; None: as `embedrock.open` has it.
     window_bytes: int | None = None
     window_group: int | None = None
-    #: Batches are announced with their place in a schedule of the whole run, which is made first.
-    schedule: bool = False
+    #: Batches are announced with their place in a schedule of the whole run, which is made first;
+    #: None: of the epochs that are left after one that has waited for rows (`batches.Trial`).
+    schedule: bool | None = None
     #: Rows are read and updated on threads beside the trainer's, where that is faster.
     pipeline: bool = False
     #: Batches whose rows a pipeline reads ahead; None: 2, more with a staleness bound.

@@ -16,7 +16,7 @@ from embedrock import cli
 from embedrock.data import DataError
 from embedrock.errors import MismatchError, MisuseError
 from embedrock.report.progress import Lines
-from embedrock.training import epoch_run
+from embedrock.training import batches, epoch_run
 from embedrock.training import graphs as job
 from embedrock.training.graph_options import GraphOptions
 from embedrock.training.graph_recipes import GraphRecipe
@@ -176,3 +176,24 @@ def test_options_of_partitions_that_do_not_go_together(tmp_path: Path) -> None:
         train(options_of(tmp_path, "s", partitions=4, pipeline=True))
     with pytest.raises(MisuseError, match="schedule is for triples in random order"):
         train(options_of(tmp_path, "s", partitions=4, schedule=True))
+
+
+@pytest.mark.parametrize(
+    ("waited", "pipeline"),
+    [(0.0, False), pytest.param(0.0, True, marks=pytest.mark.long), (2.0, False)],
+)
+def test_after_an_epoch_that_waits_for_rows_the_others_have_a_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited: float, pipeline: bool
+) -> None:
+    monkeypatch.setattr(batches, "_WAITED", waited)
+    monkeypatch.setattr(batches.ReadAhead, "_exceeds_caches", lambda _: True)
+    plain = train(options_of(tmp_path, "plain", epochs=4, schedule=False))
+    options = options_of(tmp_path, "tried", epochs=4, pipeline=pipeline)
+    tried = train(options)
+    assert tried["lookahead"]["handed_out"] == tried["step"] == 20
+    assert tried["lookahead"]["scheduled"] == (0 if waited else 15)
+    assert plain["lookahead"]["scheduled"] == 0
+    assert digests(options.store) == digests(tmp_path / "plain")
+    # Two epochs are too few.
+    short = train(options_of(tmp_path, "short", epochs=2))
+    assert (short["step"], short["lookahead"]["scheduled"]) == (10, 0)

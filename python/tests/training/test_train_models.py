@@ -16,6 +16,7 @@ from clicklogs import criteo_file, movielens_folder
 from embedrock import cli
 from embedrock.data.csv import Columns
 from embedrock.errors import MismatchError, MisuseError
+from embedrock.training import batches
 from embedrock.training.options import Recipe, TrainOptions
 from trainings import digests, stops_after, train
 
@@ -105,6 +106,24 @@ def test_a_run_is_resumed_with_the_same_bits_and_scored_by_target(
         other = replace(told, recipe=replace(told.recipe, model_options={"max_history": 9}))
         with pytest.raises(MismatchError, match="model_options is"):
             train(replace(other, given=frozenset({"model", "model_options"})))
+
+
+@pytest.mark.parametrize("which", ["dien-sessions", "mmoe-csv"])
+def test_an_epoch_over_data_in_memory_that_waits_for_rows_has_the_others_scheduled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    monkeypatch.setattr(batches, "_WAITED", 0.0)
+    monkeypatch.setattr(batches.ReadAhead, "_exceeds_caches", lambda _: True)
+    result = {}
+    for store, schedule in (("plain", False), ("tried", None)):
+        run = options(tmp_path, which, store, schedule=schedule)
+        run = replace(run, recipe=replace(run.recipe, epochs=4))
+        result[store] = train(run)
+    assert digests(tmp_path / "tried") == digests(tmp_path / "plain")
+    ahead, steps = result["tried"]["lookahead"], result["tried"]["step"]
+    assert ahead["handed_out"] == steps
+    # A log would have to be read once more.
+    assert ahead["scheduled"] == (0 if which == "mmoe-csv" else steps * 3 // 4)
 
 
 @pytest.mark.parametrize("name", ["dcn_v2", "deepfm", "pnn", "wide_deep"])
