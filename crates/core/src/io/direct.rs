@@ -71,9 +71,25 @@ pub(super) fn probe(folder: &Folder) -> io::Result<Result<usize, String>> {
         Err(error) => Err(error),
     };
     let probed = match probed {
-        Err(error) if is_not_ours_to_write(&error) => probe_existing(folder, flag),
+        Err(error) if is_not_ours_to_write(&error) => probe_files(folder, flag),
         probed => probed.map(|alignment| alignment.ok_or_else(none)),
     };
+    told(folder, probed)
+}
+
+/// As [`probe`], without writing anything.
+pub(super) fn probe_existing(folder: &Folder) -> io::Result<Result<usize, String>> {
+    match DIRECT_FLAG {
+        Some(flag) => told(folder, probe_files(folder, flag)),
+        None => Ok(Err("this system has no O_DIRECT".to_owned())),
+    }
+}
+
+/// Names the folder in what was found, of which the system's word about direct I/O is no error.
+fn told(
+    folder: &Folder,
+    probed: io::Result<Result<usize, String>>,
+) -> io::Result<Result<usize, String>> {
     let named = |why: String| format!("{}: {why}", folder.path().display());
     match probed {
         Ok(alignment) => Ok(alignment.map_err(named)),
@@ -100,7 +116,7 @@ fn probe_file(folder: &Folder, flags: OFlags) -> io::Result<File> {
 }
 
 /// The result for the first file of the directory that is long enough.
-fn probe_existing(folder: &Folder, flag: OFlags) -> io::Result<Result<usize, String>> {
+fn probe_files(folder: &Folder, flag: OFlags) -> io::Result<Result<usize, String>> {
     for name in folder.names()? {
         let metadata = match folder.stat(&name) {
             Ok(metadata) => metadata,

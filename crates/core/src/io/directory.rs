@@ -38,6 +38,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// One write of the zero-filling fallback of `allocate`.
 static ZEROS: [u8; 65_536] = [0; 65_536];
 
+/// Finds the alignment of direct requests, or why there are none.
+type Probe = fn(&Folder) -> io::Result<std::result::Result<usize, String>>;
+
 /// A directory of the operating system.
 #[derive(Debug)]
 pub struct DirectoryMedium {
@@ -71,15 +74,21 @@ impl DirectoryMedium {
     /// `Unsupported` error where it does not. O_DIRECT is used where the file system has it.
     /// *Blocking*: writes and reads one block of an unnamed file, to see what works.
     pub fn open(path: impl AsRef<Path>, choice: IoChoice) -> Result<Self> {
-        Self::open_with(path.as_ref(), choice, true)
+        Self::open_with(path.as_ref(), choice, Some(direct::probe))
+    }
+
+    /// As `open`, of a directory in which nothing is written: the first file that is long enough
+    /// tells what works.
+    pub fn open_to_read(path: impl AsRef<Path>, choice: IoChoice) -> Result<Self> {
+        Self::open_with(path.as_ref(), choice, Some(direct::probe_existing))
     }
 
     /// As `open`, without ever using O_DIRECT: for tests and comparisons.
     pub fn open_buffered(path: impl AsRef<Path>, choice: IoChoice) -> Result<Self> {
-        Self::open_with(path.as_ref(), choice, false)
+        Self::open_with(path.as_ref(), choice, None)
     }
 
-    fn open_with(path: &Path, choice: IoChoice, direct: bool) -> Result<Self> {
+    fn open_with(path: &Path, choice: IoChoice, probe: Option<Probe>) -> Result<Self> {
         let what = || format!("open directory {}", path.display());
         // Absolute, so that a later change of the working directory does not move the store.
         let path = fs::canonicalize(path).map_err(|source| os_or_missing(what(), source))?;
@@ -90,13 +99,10 @@ impl DirectoryMedium {
         }
         let mut notes = Vec::new();
         let kind = choose(choice, &mut notes)?;
-        let probe = || {
-            let failed = |source| {
-                os_or_missing(format!("try direct I/O in {}", folder.path().display()), source)
-            };
-            direct::probe(&folder).map_err(failed)
+        let failed = |source| {
+            os_or_missing(format!("try direct I/O in {}", folder.path().display()), source)
         };
-        let direct = match direct.then(probe).transpose()? {
+        let direct = match probe.map(|probe| probe(&folder).map_err(failed)).transpose()? {
             Some(Ok(alignment)) => Some(alignment),
             Some(Err(reason)) => {
                 notes.push(format!("buffered instead of direct I/O: {reason}"));

@@ -34,8 +34,8 @@
 //! overwritten. `prepare_writing` cuts the journal's tail before the first change, or before a
 //! schedule moves a row; until then, a store that is only read stays as it is. Opening at an
 //! earlier step works alike. Later commits are given up at the first change
-//! (`store/commit/first_write.rs`): the head is made durable first, because it alone remembers what they had dropped. A commit whose sync may have failed is
-//! written again before that.
+//! (`store/commit/first_write.rs`): the head is made durable first, because it alone remembers what
+//! they had dropped. A commit whose sync may have failed is written again before that.
 //!
 //! A refreshed reader (`store/refresh.rs`) copies its indexes, part by part beside the verbs
 //! (`StorageRefresh`), and replays the journal after its commit on the copy. Rows that a delta

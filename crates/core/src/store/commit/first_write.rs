@@ -3,8 +3,8 @@
 //!
 //! A store that is only read stays as it is, unless a schedule moves its rows
 //! (`docs/decisions/0032-rows-that-are-only-read-move-too.md`). The order is that of
-//! `docs/formats/head-and-holds.md`:
-//! the head, then the journal's end, then the holds of readers that came meanwhile.
+//! `docs/formats/head-and-holds.md`: the head, then the journal's end, then the holds of readers
+//! that came meanwhile.
 
 use super::{History, Spare};
 use crate::error::{Error, ErrorKind, Result, bail};

@@ -45,8 +45,8 @@ impl Inner {
 
     /// As [`reserve`](Self::reserve), for rows of one class that are stored and need not be
     /// written: false, and nothing is made ready, where that could take room from rows that must
-    /// be, and where nobody has changed a row since the store was opened: the first change drops later
-    /// commits.
+    /// be, and where nobody has changed a row since the store was opened: the first change drops
+    /// later commits.
     pub(in crate::store) fn reserve_spare(&self, engine: &Engine, keys: &[Keys<'_>]) -> bool {
         if !self.writing.load(Ordering::Acquire) || self.check_writable().is_err() {
             return false;
