@@ -126,16 +126,16 @@ impl Files {
         (source.tail_begin, &source.tail)
     }
 
-    /// Fails if a file has other bytes or another time of change than when it was attached.
+    /// Fails if a file has other bytes or another time of change than when it was attached; from
+    /// then on always.
     pub(crate) fn check(&self) -> Result<()> {
-        {
-            let mut looked_at = self.looked_at.lock();
-            if looked_at.elapsed() < LOOKED_AT_EVERY {
-                return Ok(());
-            }
+        let mut looked_at = self.looked_at.lock();
+        if looked_at.elapsed() >= LOOKED_AT_EVERY {
+            self.sources.iter().try_for_each(Source::check)?;
+            // Not after a failure: the next call looks again.
             *looked_at = Instant::now();
         }
-        self.sources.iter().try_for_each(Source::check)
+        Ok(())
     }
 }
 
